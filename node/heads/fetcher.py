@@ -25,6 +25,7 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.heads import Heads
 from gossamer.node.peers.chain.chain_records import BehindError
 from gossamer.node.peers.chain.chain_sync import ChainSync
@@ -60,7 +61,7 @@ class HeadFetcher:
         self._swarm = swarm
         self._orders = orders
         self._claims: dict[Digest, _Claim] = {}
-        self.finishing_ring: Callable[[], Digest | None] = lambda: None
+        self.finishing_ring: Callable[[], RingAtWork | None] = lambda: None
         """Returns the ring that this node itself is finishing; None without one."""
 
     async def run(self) -> None:
@@ -87,8 +88,7 @@ class HeadFetcher:
             if counts_at_once:
                 self._heads.note_counting(head)
                 self._orders.notify()
-                ring_id = self.finishing_ring()
-                if ring_id is not None and self._heads.branches.is_by_way_of(ring_id, head):
+                if self._heads.branches.is_by_way_of(self.finishing_ring(), head):
                     continue
             rivals = [c for c in self._claims.values() if c.counts_at_once == counts_at_once]
             if (

@@ -103,7 +103,7 @@ class Heads:
         self.allowed = allowed
         self._rounds, self._choice = rounds, choice
         rounds.vote_of = self._vote_of
-        self.branches = Branches(committed, rounds)
+        self.branches = Branches(committed, rounds, swarm.me)
         self._counting: set[Digest] = set()
         """Proven heads that count: see `fetcher`."""
         self._seen_seconds: dict[Digest, float] = {}
@@ -217,8 +217,14 @@ class Heads:
             if since is None:
                 since = self._seen_seconds.get(head, now)
             was_time = now >= since + self._gather_seconds
+        doubted = frozenset[PeerId]()
+        if self.branches.is_from_my_ring(head):
+            conduct = self._swarm.admission.partners.conduct
+            doubted = conduct.doubted(self._committed.chain.entry(mine).round + 1)
         of_mine = self.branches.is_of_my_ring(head)
-        return self._choice.counts(head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine)
+        return self._choice.counts(
+            head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine, doubted=doubted
+        )
 
     def note_counting(self, head: Digest) -> None:
         """The blocks of a wanted head are here, or it counts without them."""
@@ -238,14 +244,13 @@ class Heads:
         return self._choice.weight(fork, head).support > 0
 
     @property
-    def is_stranger(self) -> bool:
-        """Returns whether this node has no stake at its head: the others wait for it for a share of
-        the time only (`rounds.roster`)."""
-        return self._swarm.me not in self._choice.stakes_at(self.mine)
+    def stakes(self) -> Mapping[PeerId, int]:
+        """Returns the stake of each peer that has one at this node's head, in tokens."""
+        return self._choice.stakes_at(self.mine)
 
     def _has_standing(self, peer: PeerId) -> bool:
         """Returns whether a peer has stake at this node's head."""
-        return peer == self._swarm.me or peer in self._choice.stakes_at(self.mine)
+        return peer == self._swarm.me or peer in self.stakes
 
     def _is_avoided(self, now: float, head: Digest) -> bool:
         return self._avoided.is_avoided(now, head, self.signers_of(head))
@@ -275,13 +280,6 @@ class Heads:
         if self.allowed.is_beyond_end(head):
             return True
         return self._choice.best([self.mine, head]) == self.mine
-
-    @property
-    def round_seconds(self) -> float:
-        """Time between this node's moves to its two newest heads: a round, or more; inf without
-        two."""
-        moved = self._moved_seconds
-        return moved[-1] - moved[-2] if len(moved) > 1 else math.inf
 
     def near_rounds(self) -> int:
         """Returns how many rounds a peer may be behind and still be waited for."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.identity import verify
@@ -100,14 +101,14 @@ class ActiveRounds:
         return () if driver is None else driver.machine.members_at_work
 
     @property
-    def finishing_ring(self) -> Digest | None:
+    def finishing_ring(self) -> RingAtWork | None:
         """The ring of the newest round, while this node passes its chunks on or after it has all
         averages; None otherwise."""
         driver = None if self._newest is None else self._newest.driver
         if driver is None:
             return None
         passes_on = driver.is_running and driver.machine.successor is not None
-        return driver.ring_id if passes_on or driver.committed is not None else None
+        return driver.ring_at_work if passes_on or driver.committed is not None else None
 
     @property
     def _running(self) -> RoundDriver | None:

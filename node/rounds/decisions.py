@@ -15,13 +15,12 @@ import structlog
 from gossamer.node.heads.heads import BetterHead
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.heads.head_choice import HeadWeight
-from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN
 from gossamer.protocol.wire.statements import Phase
 
 MISSED_MAX = 1
-"""Rounds that a newcomer's work may miss before the newcomer offers it without more training. The
-others nearly always wait for a newcomer in one of its first rounds (`STRANGER_WAITS_MAX`). One that
-they did not wait for is never ready in time where it trains as long as they do."""
+"""Rounds that a node's work may miss before the node offers it without more training. The others
+nearly always wait for it in the second one (`STRANGER_WAITS_MAX`). A node for which they did not
+wait is never ready in time where it trains as long as they do."""
 
 OVERTAKEN_SECONDS = 5.0
 """Time without a new average for which this node may still finish its own ring after others have
@@ -81,27 +80,18 @@ def goes_straight_on(
     return Decision(True, "this node is at the best head")
 
 
-def offers_without_training(
-    *, is_stranger: bool, rounds_missed: int, round_seconds: float
-) -> Decision:
+def offers_without_training(rounds_missed: int) -> Decision:
     """Returns whether a round begins with the carried work alone.
 
-    The others' wait begins with the first `Ready`. In a longer round an early one would end their
-    training.
+    Its early `Ready` does not end the training of the others (`protocol.rounds.ready_times`).
 
     Args:
-        is_stranger: whether no round has taken work of this node lately.
-        rounds_missed: rounds that its oldest carried work has missed.
-        round_seconds: how long a round takes.
+        rounds_missed: rounds that this node's oldest carried work has missed.
     """
     if not rounds_missed:
         return Decision(False, "no work has missed a round")
-    if not is_stranger:
-        return Decision(False, "the others wait for this node")
     if rounds_missed <= MISSED_MAX:
         return Decision(False, "the others may wait for this node once more")
-    if round_seconds > GATHER_SECONDS_MIN:
-        return Decision(False, "an early word would end the others' training")
     return Decision(True, "the others did not wait for this node")
 
 

@@ -196,12 +196,13 @@ class _NodeHost:
 
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
-        return self._context.swarm.awaited(
+        found = self._context.swarm.awaited(
             self._recent_heads,
             self._parent.round,
             self._heads.is_lost,
             self._heads.near_rounds(),
         )
+        return found._replace(stakes=self._heads.stakes)
 
     def contribution_to(self, ring: Ring) -> Contribution:
         """See `RoundHost`."""
@@ -282,7 +283,7 @@ def open_round(
     machine = Round(
         signer=Signer(context.me, context.manifest.run_id, context.identity.sign),
         parent=committed.parent,
-        rules=_rules(context, mode, sync_set.plan),
+        rules=_rules(context, mode, sync_set.plan, number),
         verify=verify,
         now=since_seconds,
         hints=hints._replace(
@@ -313,8 +314,10 @@ def _sayable(loss: float | None) -> float:
     return 0.0 if loss is None else min(max(loss, -most), most)
 
 
-def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan) -> RoundRules:
-    outer, rounds, in_ring = context.manifest.outer, context.manifest.rounds, mode.ring_duration
+def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan, number: int) -> RoundRules:
+    manifest, in_ring = context.manifest, mode.ring_duration
+    inner, outer, rounds = manifest.inner, manifest.outer, manifest.rounds
+    tokens = outer.inner_steps_of(number) * inner.sequences_per_step * manifest.model.context
     return RoundRules(
         context.committed.payloads,
         outer.chunk_elements,
@@ -326,6 +329,7 @@ def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan) -> RoundRules:
         in_ring.as_measured,
         rounds.num_accusers,
         rounds.round_seconds,
+        0 if context.committed.payloads.are_steps else tokens,
     )
 
 

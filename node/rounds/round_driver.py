@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.modes.sync_mode import Contribution
 from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.statements.gossip import Gossip
@@ -210,6 +211,12 @@ class RoundDriver:
     def ring_id(self) -> Digest | None:
         """Identifier of the ring that is or was followed."""
         return self.dispatcher.ring_id
+
+    @property
+    def ring_at_work(self) -> RingAtWork | None:
+        """The ring that is or was followed, with what this node voted for."""
+        ring_id = self.ring_id
+        return None if ring_id is None else RingAtWork(ring_id, self.machine.proposed_head)
 
     @property
     def is_running(self) -> bool:

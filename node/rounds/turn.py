@@ -16,6 +16,7 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.heads import AT_WORK, BetterHead, Heads
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.auditing import AuditCount
@@ -131,11 +132,7 @@ class Turn:
 
     async def _train(self) -> None:
         work = self._opened.work
-        decision = offers_without_training(
-            is_stranger=self._heads.is_stranger,
-            rounds_missed=work.rounds_missed,
-            round_seconds=self._heads.round_seconds,
-        )
+        decision = offers_without_training(work.rounds_missed)
         if self._decisions.note("does the round begin without training", decision):
             await work.skip_training()
         else:
@@ -186,7 +183,7 @@ class Turn:
                 better,
                 progress,
                 driver.machine.attainable,
-                is_at_work=driver.machine.successor is not None,
+                None if driver.machine.successor is None else driver.ring_at_work,
             )
             decision = gives_up_round(
                 overtaken,
@@ -213,8 +210,7 @@ def is_round_overtaken(
     better: BetterHead | None,
     progress: RingProgress,
     weights: Mapping[PeerId, int],
-    *,
-    is_at_work: bool,
+    ring: RingAtWork | None,
 ) -> Decision:
     """Returns whether a better head makes the present round not worth waiting for.
 
@@ -222,11 +218,11 @@ def is_round_overtaken(
         better: the best head; None if it is this node's own.
         progress: of the ring that this node follows.
         weights: the members that may yet sign that ring's commit, each with the tokens of its work.
-        is_at_work: whether this node still passes chunks of that ring on.
+        ring: that ring, while this node still passes its chunks on.
     """
     if better is None:
         return Decision(False, "no better head is known")
-    is_finishing = is_at_work and heads.branches.is_by_way_of(progress.ring_id, better.head)
+    is_finishing = heads.branches.is_by_way_of(ring, better.head)
     return is_overtaken(
         better,
         heads.attainable(better, weights),

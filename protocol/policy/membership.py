@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -87,6 +88,9 @@ class Awaited(NamedTuple):
     strangers: frozenset[PeerId] = frozenset()
     """Those of both groups that have no standing: rounds wait for them for a share of the time
     (`rounds.roster`)."""
+    stakes: Mapping[PeerId, int] = MappingProxyType({})
+    """The stake of each peer at the round's parent, of peers that are not awaited as well: when the
+    wait begins depends on it (`rounds.ready_times`)."""
 
 
 def near_rounds(now: float, moved_seconds: Iterable[float]) -> int:

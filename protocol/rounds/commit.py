@@ -17,7 +17,8 @@ Rules
   averages of this peer once more, and takes and passes on the better ones.
 - A living member is removed from the ring if it has not voted `VOTE_SECONDS` after this peer did,
   or if it has voted for other headers for `DISAGREE_SECONDS` although it was sent the averages. So
-  a silent peer, or one with wrong arithmetic, does not delay the round.
+  a silent peer, or one with wrong arithmetic, does not delay the round. In a ring that worked for
+  longer, the first of these times is longer as well (`ring.patience`).
 - If this peer's successor is among these, it is removed alone, and the others have as much time
   again: the averages that they lack may be with the successor.
 
@@ -181,7 +182,9 @@ class Commitment:
         self._header: bytes | None = None
         self._digest: Digest | None = None
         self._voted_seconds: float | None = None
-        """Local time of this peer's first vote."""
+        """Local time from which members that have not voted are waited for."""
+        self._vote_seconds = VOTE_SECONDS
+        """Time for which they are."""
         self._differs_since: dict[PeerId, float] = {}
         """Local time since which a member has had no vote for this peer's present header, from its
         first vote for another one on. A member that changes its vote again gains no time."""
@@ -192,13 +195,28 @@ class Commitment:
         """The header that this peer computed last; None before its first vote."""
         return self._header
 
-    def propose(self, now: float, header: bytes, removed: frozenset[PeerId]) -> Vote:
-        """This peer's vote for a header, to be signed, published and given to `vote_received`."""
+    @property
+    def head(self) -> Digest | None:
+        """The head that this header would be; None before this peer's first vote."""
+        return self._digest
+
+    def propose(
+        self,
+        now: float,
+        header: bytes,
+        removed: frozenset[PeerId],
+        vote_seconds: float = VOTE_SECONDS,
+    ) -> Vote:
+        """This peer's vote for a header, to be signed, published and given to `vote_received`.
+
+        Args:
+            vote_seconds: time for members to vote after this peer's first vote.
+        """
         self.state = COMMIT.after(self.state, "vote")
         self._header = header
         self._digest = digest_of(header)
         if self._voted_seconds is None:
-            self._voted_seconds = now
+            self._voted_seconds, self._vote_seconds = now, vote_seconds
         self._sequence += 1
         return Vote(self._ring_id, self._sequence, self._digest, tuple(sorted(removed)))
 
@@ -365,6 +383,6 @@ class Commitment:
         if self._voted_seconds is None or peer == self._me:
             return None, ""
         if peer not in self._votes:
-            return self._voted_seconds + VOTE_SECONDS, "silent"
+            return self._voted_seconds + self._vote_seconds, "silent"
         since = self._differs_since.get(peer)
         return (None if since is None else since + DISAGREE_SECONDS), "disagrees"

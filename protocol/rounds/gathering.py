@@ -6,10 +6,10 @@ Rules
   clock.
 - A ready peer that was expected and is not expected any more (it died, left, or went to another
   head) is left out. Otherwise a ring would begin by finding it dead.
-- The others wait for a peer that is not ready. The wait begins with the first `Ready` and lasts the
-  manifest's `gather_fraction` of the time that the first peer took to be ready. It is at least
-  `GATHER_SECONDS_MIN` and at most the manifest's `gather_seconds`. So one slow machine costs the
-  others a part of a round and not a round.
+- The others wait for a peer that is not ready. The wait begins with the first `Ready` that counts
+  (`ready_times`) and lasts the manifest's `gather_fraction` of the time that this took. It is at
+  least `GATHER_SECONDS_MIN` and at most the manifest's `gather_seconds`. So one slow machine costs
+  the others a part of a round and not a round.
 - The wait is also at least as long as the last ring that lost no member took to bring its averages.
   A new peer fetches these from the members, which takes about as long, and would otherwise come too
   late to every ring. Where members train in their ring the averages come slowly. There the wait is
@@ -43,18 +43,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.ready_times import ReadyTimes
 from gossamer.protocol.rounds.ring.ring_members import Accusations
 from gossamer.protocol.rounds.ring_order import Standpoint
 from gossamer.protocol.rounds.roster import (
-    NO_WAIT,
+    NO_HINTS,
+    STRANGERS_GOSSIP_SECONDS,
     Decision,
     Gathering,
     Ring,
+    RoundHints,
     RoundRules,
     StrangersWait,
+    attempt_of,
     decide,
     is_complete,
 )
@@ -192,29 +197,30 @@ class Gatherer:
         head: Digest,
         now: float,
         rules: RoundRules,
-        replay_seconds: float = 0.0,
-        strangers_wait: StrangersWait = NO_WAIT,
+        hints: RoundHints = NO_HINTS,
     ) -> None:
         """
         Args:
             now: local time at which the round began.
-            replay_seconds: time that peers need to fetch the last round.
-            strangers_wait: what this peer has waited for strangers in the rounds before.
+            hints: from the round before.
         """
         self._me = me
         self._head = head
         self._born_seconds = now
         self._rules = rules
-        self._replay_seconds = replay_seconds
+        self._replay_seconds = hints.replay_seconds
+        self.times = ReadyTimes(now, rules.round_seconds)
         self._ready: dict[PeerId, Signed] = {}
         self.expected: frozenset[PeerId] = frozenset()
         """Living other peers that work on this head."""
         self._trailing: frozenset[PeerId] = frozenset()
         """Peers that were expected at any time although they trailed."""
         self._gone: frozenset[PeerId] = frozenset()
+        self.missed = hints.missed
+        """See `RoundHints`."""
         self._strangers: frozenset[PeerId] = frozenset()
-        """Peers without standing, among those that are expected."""
-        self._strangers_wait = strangers_wait.at(now)
+        """Peers without standing, among those that are expected, and those in `missed`."""
+        self._strangers_wait = hints.strangers_wait.at(now)
         self._waits_for_strangers = self._strangers_wait.waits(rules.gather_seconds)
         self._held_since: float | None = None
         """Local time since which this round would go on if there were no strangers."""
@@ -225,10 +231,8 @@ class Gatherer:
         self.elsewhere = RingsElsewhere(me, patience_seconds, rules.attempt_seconds)
         self._left_out: frozenset[PeerId] = frozenset()
         """Members of rings elsewhere for which this peer does not wait any longer."""
-        self.first_ready_seconds: float | None = None
-        self.last_ready_seconds = now
-        """Local time of the newest `Ready` of a peer; that of the beginning, if there is none."""
-        self._began_seconds: float | None = None
+        self._again_seconds: float | None = None
+        """Local time at which the wait begins after a void ring; None: there was none."""
         self._complete_seconds: float | None = None
         self._not_before_seconds = float("-inf")
         self._first_attempt = 0
@@ -254,27 +258,26 @@ class Gatherer:
 
     @property
     def gather_seconds(self) -> float:
-        """Length of the wait for the others, from the first `Ready`."""
+        """Length of the wait for the others."""
         wait_seconds_max = self._rules.gather_seconds
         trailing = self._trailing & self.expected - self._not_waited_for
-        if self.first_ready_seconds is None or trailing - self._ready.keys():
+        began_seconds = self.times.wait_began_seconds
+        if began_seconds is None or trailing - self._ready.keys():
             return wait_seconds_max
-        took = self.first_ready_seconds - self._born_seconds + self._rules.steps_seconds
+        took = began_seconds - self._born_seconds + self._rules.steps_seconds
         part = self._rules.gather_fraction * took
         return min(wait_seconds_max, max(GATHER_SECONDS_MIN, part, self._replay_seconds))
 
     @property
     def due_seconds(self) -> float:
         """Local time at which this peer, which is ready, waits for the others no longer."""
-        assert self._began_seconds is not None, "I am ready, so a Ready was seen"
-        return self._began_seconds + self.gather_seconds
+        began_seconds = self._began_seconds
+        assert began_seconds is not None, "I am ready, so a Ready was seen"
+        return began_seconds + self.gather_seconds
 
     @property
-    def late_seconds(self) -> float:
-        """Time from the first `Ready` to the latest one."""
-        if self.first_ready_seconds is None:
-            return 0.0
-        return self.last_ready_seconds - self.first_ready_seconds
+    def _began_seconds(self) -> float | None:
+        return self.times.wait_began_seconds if self._again_seconds is None else self._again_seconds
 
     def left_out_by(self, ring: Ring) -> frozenset[PeerId]:
         """The peers that this peer expects and knows to be ready, and that a ring does not name."""
@@ -294,14 +297,11 @@ class Gatherer:
         """What this peer has waited for strangers, with this round."""
         return self._strangers_wait.after(self._held_seconds, self._rules.gather_seconds)
 
-    def note_ready(self, now: float, signed: Signed) -> None:
-        """A checked `Ready` for this head arrived."""
+    def note_ready(self, now: float, signed: Signed, *, is_whole: bool = True) -> None:
+        """A checked `Ready` for this head arrived. `is_whole`: see `RoundRules.is_whole`."""
         author = PeerId(signed.author)
-        if author not in self._ready:  # it may come again
-            self.last_ready_seconds = now
         self._ready[author] = signed
-        if self.first_ready_seconds is None:
-            self.first_ready_seconds = self._began_seconds = now
+        self.times.note(now, author, is_whole=is_whole)
         self._note_complete(now)
 
     def expect(
@@ -310,22 +310,31 @@ class Gatherer:
         peers: Collection[PeerId],
         trailing: Collection[PeerId] = (),
         strangers: Collection[PeerId] = (),
+        stakes: Mapping[PeerId, int] = MappingProxyType({}),
     ) -> None:
         """The living other peers that work on this head, and those that will come to it.
 
         Args:
             strangers: those of them that have no standing.
+            stakes: tokens that the newest rounds took of each peer.
         """
         expected = frozenset((*peers, *trailing))
         if expected != self.expected:
             self._gone = (self._gone | self.expected) - expected
             self.expected = expected
         self._trailing = self._trailing.union(trailing)
-        self._strangers = frozenset(strangers)
+        self._strangers = expected.intersection((*strangers, *self.missed))
+        living = stakes.keys() & {*expected, self._me}
+        self.times.expect({peer: stakes[peer] for peer in living})
         self._note_complete(now)
 
-    def followed(self) -> None:
+    def followed(self, now: float, ring: Ring) -> None:
         """This peer follows a ring."""
+        in_vain: list[PeerId] = []
+        if self._is_first and now > self.times.last_seconds + STRANGERS_GOSSIP_SECONDS:
+            in_vain = sorted(self.missing_beside(ring) - self._trailing)
+        missed = [peer for peer in (*self.missed, *in_vain) if peer not in ring.members]
+        self.missed = tuple(missed[-limits.RING_MEMBERS_MAX :])
         self._is_first = False
 
     def begin_again(
@@ -340,8 +349,8 @@ class Gatherer:
         """
         if self._rules.accusers > 1:
             self._gone |= frozenset(removed) - self.expected - {self._me}
-        self._first_attempt = min(max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX)
-        self._began_seconds = self._not_before_seconds = now + self._rules.attempt_seconds
+        self._first_attempt = attempt_of(max(self._first_attempt, failed_attempt + 1))
+        self._again_seconds = self._not_before_seconds = now + self._rules.attempt_seconds
         self._complete_seconds = None
         self._note_complete(now)
 

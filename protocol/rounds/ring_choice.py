@@ -228,7 +228,7 @@ class RingChoice:
         if weighed is None:
             return None
         ring, missing = weighed.ring, self._missing_beside(weighed.ring)
-        newest_seconds = max(weighed.since_seconds, self._gatherer.last_ready_seconds)
+        newest_seconds = max(weighed.since_seconds, self._gatherer.times.last_seconds)
         is_held = bool(missing) and now < weighed.hold_seconds
         is_due = not is_held and now >= newest_seconds + weighed.wait_seconds
         if missing and not is_due:

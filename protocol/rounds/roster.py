@@ -5,8 +5,8 @@ Rules
 - For every head and attempt the ready peers are ranked by ``blake3(head, attempt, peer id)``. The
   first peer is the organiser of that attempt. A ready peer that is not expected does not count: it
   may be invented, and the attempts of such peers would pass in vain.
-- A round is *due* when all living peers that work on the head are ready, or `gather_seconds` after
-  the first `Ready` was seen.
+- A round is *due* when all living peers that work on the head are ready, or when the wait for the
+  others is over (`gathering`).
 - Attempt 0 begins when the round is due, and each further attempt `attempt_seconds` later. The
   organiser of the current attempt publishes the ring of all ready peers.
 - Of several rosters for a head that name this peer it follows the preferred one (`preference`):
@@ -38,6 +38,9 @@ left 12 to 17 of 86 rounds.
   expected, and may organise the ring. So peers that wait and peers that do not agree on all else.
 - A peer that does not wait counts the waits of others too, beyond `STRANGERS_GOSSIP_SECONDS`.
   Otherwise the members would wait in turn, each for its own share.
+- A member with stake that was waited for in vain, for longer than that, counts as a stranger here
+  until it is in a ring: of the members that say that they train one may never be ready. One that is
+  honest and slow offers its work before it trains again, and so is in the third ring at the latest.
 
 A new life of this peer has waited for nobody.
 """
@@ -53,6 +56,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.ready_times import WHOLE
 from gossamer.protocol.rounds.ring_order import (
     Standpoint,
     chunk_starters,
@@ -112,11 +116,18 @@ class RoundRules:
     """Votes that call a member removed before a commit counts it as out."""
     round_seconds: float = math.inf
     """Longest time that a peer trains for the round."""
+    round_tokens: int = 0
+    """Tokens of a peer that does all inner steps of the round; 0 where the ring does them."""
 
     @property
     def ring_rules(self) -> RingRules:
         payloads, elements = self.payloads, self.chunk_elements
         return RingRules(payloads.name, elements, payloads.members_max(elements), self.accusers)
+
+    def is_whole(self, ready: Ready) -> bool:
+        """Returns whether a peer has done so much of a round that it begins the wait for the others
+        (`ready_times`)."""
+        return ready.tokens >= WHOLE * self.round_tokens
 
     def chunk_bytes(self, num_members: int) -> int:
         """Mean size of a chunk in transit, over a whole ring."""
@@ -183,6 +194,8 @@ class RoundHints(NamedTuple):
     """Peers that are not waited for (`waited_in_vain`)."""
     strangers_wait: StrangersWait = NO_WAIT
     """What this peer has waited for strangers."""
+    missed: tuple[PeerId, ...] = ()
+    """Members that were waited for in vain and have been in no ring since, the newest last."""
     excused: frozenset[tuple[PeerId, PeerId]] = frozenset()
     """Organisers, each with a member that it may leave out: verdicts say why (`audits`)."""
 
@@ -200,8 +213,8 @@ class Gathering(NamedTuple):
     """Peers whose `Ready` for this head is known, `me` among them if ready."""
     expected: Collection[PeerId]
     """Living other peers that work on this head."""
-    first_ready_seconds: float | None
-    """Local time of the first `Ready`; None: there is none."""
+    began_seconds: float | None
+    """Local time at which the wait for the others begins; None: there is no `Ready`."""
     complete_seconds: float | None
     """Local time since which all expected peers have been ready; None: a peer is missing."""
     first_attempt: int = 0
@@ -227,21 +240,27 @@ def _waited_for(gathering: Gathering) -> frozenset[PeerId]:
     return expected.difference(gathering.ready, gathering.not_waited_for)
 
 
+def attempt_of(number: int) -> int:
+    """The attempt with a number that has no end. After the last one comes the first one again: an
+    organiser may begin with any attempt, and the last one has the same organiser for good."""
+    return number % (limits.ATTEMPTS_MAX + 1)
+
+
 def decide(
     now: float, gathering: Gathering, gather_seconds: float, attempt_seconds: float
 ) -> Decision:
     """Returns whether this peer publishes a roster now, and why."""
     if gathering.me not in gathering.ready:
         return Decision(None, "not ready")
-    assert gathering.first_ready_seconds is not None, "I am ready, so a Ready was seen"
-    deadline = gathering.first_ready_seconds + gather_seconds
+    assert gathering.began_seconds is not None, "I am ready, so a Ready was seen"
+    deadline = gathering.began_seconds + gather_seconds
     due = deadline
     if gathering.complete_seconds is not None:
         due = min(due, gathering.complete_seconds)
     if now < due:
         return Decision(None, f"waiting for {len(_waited_for(gathering))} peers")
     num_past = int((now - due) / attempt_seconds)
-    attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
+    attempt = attempt_of(gathering.first_attempt + num_past)
     able = {gathering.me, *gathering.expected}.intersection(gathering.ready)
     organiser = min(able, key=lambda peer: rank(gathering.head, attempt, peer))
     if organiser != gathering.me:

@@ -28,7 +28,8 @@ arithmetic (`Contribute`, `FinishAverage`, `Compute`) and answers with an event 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
@@ -69,7 +70,7 @@ class Round(RoundView):
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
         publish = self._signer.seal(ready)
-        self._gatherer.note_ready(now, publish.signed)
+        self._gatherer.note_ready(now, publish.signed, is_whole=self._rules.is_whole(ready))
         return [publish, *self.tick(now)]
 
     def expect(
@@ -78,10 +79,12 @@ class Round(RoundView):
         peers: Collection[PeerId],
         trailing: Collection[PeerId] = (),
         strangers: Collection[PeerId] = (),
+        stakes: Mapping[PeerId, int] = MappingProxyType({}),
     ) -> list[Action]:
         """The living other peers that work on this head, and those that will come to it
-        (`membership.awaited`). `strangers`: those of them that have no standing."""
-        self._gatherer.expect(now, peers, trailing, strangers)
+        (`membership.Awaited`)."""
+        stakes = stakes if self._parent.round else {}  # nobody has worked yet, nor has the founder
+        self._gatherer.expect(now, peers, trailing, strangers, stakes)
         return self.tick(now)
 
     def statement(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
@@ -99,7 +102,8 @@ class Round(RoundView):
             case _ if signed.author == self._me:
                 return []
             case Ready() if statement.head == self.head and statement.round == self.number:
-                self._gatherer.note_ready(now, signed)
+                is_whole = self._rules.is_whole(statement)
+                self._gatherer.note_ready(now, signed, is_whole=is_whole)
                 return self.tick(now)
             case Accusation() | Vote() | LinkRate():
                 return self._ring_statement(now, signed, statement)
@@ -221,7 +225,7 @@ class Round(RoundView):
                 actions.append(self._signer.seal(accusation))
         self._go("ring followed")
         self._choice.followed(now, ring.organiser)
-        self._gatherer.followed()
+        self._gatherer.followed(now, ring)
         followed = self._followed = self._new_ring(now, ring)
         actions += [BeginRing(ring), *followed.reduce.start()]
         early, self._early = self._early, {}

@@ -69,9 +69,7 @@ class RoundView:
         self._began_seconds = now
         self._hints = hints
         self.number = parent.round + 1
-        self._gatherer = Gatherer(
-            me, parent.head, now, rules, hints.replay_seconds, hints.strangers_wait
-        )
+        self._gatherer = Gatherer(me, parent.head, now, rules, hints)
         self.gathering_reason = "not ready"
         """Why this peer does, or does not, publish a roster: the newest decision's reason."""
         self._followed: FollowedRing | None = None
@@ -141,6 +139,11 @@ class RoundView:
         return None if self._followed is None else self._followed.successor
 
     @property
+    def proposed_head(self) -> Digest | None:
+        """The head that this peer voted for last in the followed ring; None: it has not voted."""
+        return None if self._followed is None else self._followed.commitment.head
+
+    @property
     def num_averages(self) -> int:
         """Chunks of the followed ring whose average is here; 0 without a ring."""
         return 0 if self._followed is None else self._followed.reduce.num_averages
@@ -161,7 +164,7 @@ class RoundView:
         followed = self._followed
         replay_seconds = self._hints.replay_seconds
         if self._rules.payloads.are_steps:  # their averages come while the members train
-            replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
+            replay_seconds = LATER_FACTOR * self._gatherer.times.late_seconds
         elif followed is not None and not followed.removed:  # it would be the time of the fault
             replay_seconds = followed.reduced_seconds or replay_seconds
         return RoundHints(
@@ -170,21 +173,22 @@ class RoundView:
             replay_seconds=replay_seconds,
             in_vain=self._choice.in_vain(() if followed is None else followed.ring.members),
             strangers_wait=self._gatherer.strangers_wait,
+            missed=self._gatherer.missed,
         )
 
     @property
     def stop_training_seconds(self) -> float | None:
         """Local time at which a peer that still trains should stop; None: no peer is ready yet.
 
-        A peer that came late to the last ring stops as soon as one peer is ready. It needs more
-        time than the others between its last step and the ring, or it begins later because it
-        fetches each round from them. Otherwise it would miss each ring by the same time.
+        A peer that came late to the last ring stops as soon as the wait for the others begins. It
+        needs more time than the others between its last step and the ring, or it begins later
+        because it fetches each round from them. Otherwise it would miss each ring by the same time.
         """
-        first_ready_seconds = self._gatherer.first_ready_seconds
-        if first_ready_seconds is None:
+        began_seconds = self._gatherer.times.wait_began_seconds
+        if began_seconds is None:
             return None
         fraction = 0.0 if self._hints.came_late else STRAGGLER_FRACTION
-        return first_ready_seconds + fraction * self._gatherer.gather_seconds
+        return began_seconds + fraction * self._gatherer.gather_seconds
 
     @property
     def attainable(self) -> dict[PeerId, int]:

@@ -247,10 +247,15 @@ assert PREFIX_BYTES == 8, "attacks write frames by hand"
 
 @asynccontextmanager
 async def rogue_among(
-    world: World, names: Sequence[str], seed: bytes
+    world: World, names: Sequence[str], identity: bytes | Identity
 ) -> AsyncIterator[tuple[Rogue, list[PeerId]]]:
-    """A rogue that is connected to nodes of a world and knows their run, and these nodes."""
-    identity = Identity.from_seed(digest_of(seed))
+    """A rogue that is connected to nodes of a world and knows their run, and these nodes.
+
+    Args:
+        identity: bytes stand for one that nobody has met.
+    """
+    if isinstance(identity, bytes):
+        identity = Identity.from_seed(digest_of(identity))
     async with world.network.transport(identity) as transport:
         victims = [world.identity(name).peer_id for name in names]
         for victim in victims:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
+from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.rounds.gathering import WAITS_MAX
 from gossamer.protocol.rounds.roster import STRANGERS_SHARE
@@ -26,6 +29,7 @@ from tests.support.node_world import (
     NumbersTrainer,
     SlowTrainer,
     World,
+    headers_of,
     newest_header,
     simulate,
     start,
@@ -80,14 +84,20 @@ TRAILING = 3
 """Rounds by which some say to be behind: more than those that are waited for in any case."""
 
 
+LATER_LIFE = 2**62
+"""Number of a life after those of nodes, which are times in nanoseconds."""
+
+STRANGERS = [b"idle%d" % number for number in range(NUM_IDLE)]
+
+
 async def only_announce(
-    world: World, names: str, num_idle: int, behind: int, seconds: float
+    world: World, names: str, liars: Sequence[bytes | Identity], behind: int, seconds: float
 ) -> None:
-    """Strangers say for so long that they train, at each head or so many rounds behind it."""
+    """Identities say for so long that they train, at each head or so many rounds behind it."""
     async with AsyncExitStack() as stack:
         idle = [
-            await stack.enter_async_context(rogue_among(world, names, b"idle%d" % number))
-            for number in range(num_idle)
+            await stack.enter_async_context(rogue_among(world, names, identity))
+            for identity in liars
         ]
         likes = [await rogue.head(victims[0]) for rogue, victims in idle]
         committed = world.participant("a").context.committed
@@ -95,7 +105,13 @@ async def only_announce(
             while True:
                 at = committed.chain.header(world.path("a")[-1 - behind])
                 for (rogue, _), like in zip(idle, likes, strict=True):
-                    said = rogue.announce(like, phase="training", head=at.digest, round=at.round)
+                    said = rogue.announce(
+                        like,
+                        phase="training",
+                        head=at.digest,
+                        round=at.round,
+                        incarnation=LATER_LIFE,
+                    )
                     await rogue.gossip(said)
                 await trio.sleep(0.25)
 
@@ -105,8 +121,8 @@ def test_strangers_that_only_say_they_train_hold_up_few_rounds(tmp_path: Path, b
     """Identities cost nothing, and neither does an announcement at each head."""
     names = "abc"
 
-    def rounds_beside(num_idle: int) -> int:
-        world = World(tmp_path / str(num_idle), seed=3)
+    def rounds_beside(strangers: Sequence[bytes]) -> int:
+        world = World(tmp_path / str(len(strangers)), seed=3)
         num_rounds = 0
 
         async def story(nursery: trio.Nursery) -> None:
@@ -114,14 +130,14 @@ def test_strangers_that_only_say_they_train_hold_up_few_rounds(tmp_path: Path, b
             await start(world, nursery, names)
             await world.reach(4, *names)
             began = world.round("a")
-            await only_announce(world, names, num_idle, behind, RINGS_SECONDS)
+            await only_announce(world, names, strangers, behind, RINGS_SECONDS)
             num_rounds = world.round("a") - began
             world.assert_one_chain(*names)
 
         simulate(world, story)
         return num_rounds
 
-    alone, beside = rounds_beside(0), rounds_beside(NUM_IDLE)
+    alone, beside = rounds_beside([]), rounds_beside(STRANGERS)
     measured(f"{NUM_IDLE} that only announce, {behind} behind: {beside} rounds, {alone} alone")
     assert beside > 0.75 * alone
 
@@ -151,7 +167,7 @@ def test_a_newcomer_gets_in_beside_strangers_that_only_say_they_train(
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, names)
         await world.reach(4, *names)
-        nursery.start_soon(only_announce, world, names, NUM_IDLE, 0, 4 * wait_seconds)
+        nursery.start_soon(only_announce, world, names, STRANGERS, 0, 4 * wait_seconds)
         await trio.sleep(WAITS_MAX * World.gather_seconds)
         await nursery.start(world.run, "c", ["a"], trainer)
         await world.until(
@@ -161,3 +177,126 @@ def test_a_newcomer_gets_in_beside_strangers_that_only_say_they_train(
         world.assert_one_chain(*names, "c")
 
     simulate(world, story)
+
+
+LONG_STEPS = 10
+"""Inner steps of a round, of 1 s each: longer than any gathering."""
+
+
+class LongSteps(NumbersTrainer):
+    step_seconds = 1.0
+
+
+async def ready_at_once(world: World, names: str, num_strangers: int, seconds: float) -> None:
+    """Strangers, one after the other, say at each head that they are ready."""
+    async with AsyncExitStack() as stack:
+        strangers = [
+            await stack.enter_async_context(rogue_among(world, names, b"early%d" % number))
+            for number in range(num_strangers)
+        ]
+        said = 0
+        head = None
+        with trio.move_on_after(seconds):
+            while True:
+                rogue, victims = strangers[said % num_strangers]
+                seen = await rogue.head(victims[0])
+                if seen.head != head:
+                    head, said = seen.head, said + 1
+                    await rogue.gossip(rogue.announce(seen, phase="training"))
+                    await rogue.gossip(rogue.ready(seen))
+                await trio.sleep(0.25)
+
+
+def tokens_of_rounds(world: World, names: str, since: int) -> list[int]:
+    """Of each round, the tokens that it took of these nodes."""
+    honest = {world.identity(name).peer_id for name in names}
+    rounds = [credits_of(header) for header in headers_of(world, "a")[since:]]
+    return [sum(tokens for peer, tokens in each.items() if peer in honest) for each in rounds]
+
+
+def world_of_long_rounds(root: Path) -> World:
+    return World(root, seed=3, inner_steps=LONG_STEPS, num_shards=256, look_seconds=0.5)
+
+
+@pytest.mark.parametrize("num_strangers", [1, 4])
+def test_strangers_that_are_ready_at_once_end_no_training(
+    tmp_path: Path, num_strangers: int
+) -> None:
+    """Peers stop training when others are ready. A stranger's word costs it nothing."""
+    names = "abc"
+    world = world_of_long_rounds(tmp_path)
+    tokens: list[int] = []
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name in names:
+            await nursery.start(world.run, name, ["a"] if name != "a" else [], LongSteps)
+        await world.reach(4, *names)
+        known = len(world.path("a"))
+        await ready_at_once(world, names, num_strangers, 6 * LONG_STEPS * LongSteps.step_seconds)
+        tokens.extend(tokens_of_rounds(world, names, known))
+        world.assert_one_chain(*names)
+
+    simulate(world, story)
+    measured(f"{num_strangers} ready at once: tokens of each round {tokens}")
+    assert min(tokens) >= 0.75 * max(tokens)
+
+
+class OneStep(LongSteps):
+    """Says that it is done after its first step, as a peer does whose data are at an end."""
+
+    async def train(self, begin: Begin) -> Finished:
+        return await super().train(msgspec.structs.replace(begin, steps_max=1))
+
+
+def test_a_member_that_does_little_ends_the_training_of_no_other(tmp_path: Path) -> None:
+    names = "abc"
+    world = world_of_long_rounds(tmp_path)
+    tokens: list[int] = []
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name in names:
+            await nursery.start(world.run, name, ["a"] if name != "a" else [], LongSteps)
+        await nursery.start(world.run, "d", ["a"], OneStep)
+        await world.reach(4, *names)
+        known = len(world.path("a"))
+        await world.reach(9, *names)
+        tokens.extend(tokens_of_rounds(world, names, known))
+        assert world.identity("d").peer_id in credits_of(newest_header(world, "a"))
+        world.assert_one_chain(*names, "d")
+
+    simulate(world, story)
+    measured(f"beside a member that does little: tokens of each round {tokens}")
+    assert min(tokens) >= 0.75 * max(tokens)
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_members_that_only_say_they_train_hold_up_few_rounds(
+    tmp_path: Path, num_members: int
+) -> None:
+    """They took part in the rounds before."""
+    names, others = "abcd", "ef"[:num_members]
+
+    def rounds_beside(liars: str) -> int:
+        world = World(tmp_path / (liars or "alone"), seed=3)
+        members = {world.identity(name).peer_id for name in names + others}
+        num_rounds = 0
+
+        async def story(nursery: trio.Nursery) -> None:
+            nonlocal num_rounds
+            await start(world, nursery, names + others)
+            await world.reach(4, *names, *others)
+            await world.until(lambda: members <= credits_of(newest_header(world, "a")).keys())
+            for name in others:
+                world.crash(name)
+            began = world.round("a")
+            liars_of_world = [world.identity(name) for name in liars]
+            await only_announce(world, names, liars_of_world, 0, RINGS_SECONDS)
+            num_rounds = world.round("a") - began
+            world.assert_one_chain(*names)
+
+        simulate(world, story)
+        return num_rounds
+
+    alone, beside = rounds_beside(""), rounds_beside(others)
+    measured(f"{num_members} members that only announce: {beside} rounds, {alone} alone")
+    assert beside > 0.75 * alone

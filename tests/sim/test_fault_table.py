@@ -15,12 +15,19 @@ import pytest
 
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.actions import Observation, Removed
+from gossamer.protocol.rounds.ring.followed_ring import STALLED
+from tests.sim.simulator import turn
+from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Machine, Scenario
 from tests.sim.simulator.world import World
 from tests.support.balance import committed_of
 from tests.support.faults import Fault
 
 NUM_CHUNKS = 8
+LONG_CHUNKS = 40
+LONG_RING_SECONDS = 100.0
+
 RING_SECONDS = 5.0
 TRAIN_SECONDS = 8.0
 
@@ -132,6 +139,33 @@ def test_one_slow_peer_sets_no_other_peers_rate(what: str) -> None:
         world = run(with_faults(scenario, Fault(40.0, "crash", peer=2)))
         seconds = seconds_of_round(world)
         assert seconds < SLOW_FACTOR_MAX * undisturbed_seconds(seed, 5), f"seed {seed}"
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_a_long_ring_whose_lines_differ_blames_nobody(
+    factor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member before the slowest line votes long before the one behind it has all averages. No
+    line is so slow that the ring would go on without it."""
+    put_out: list[str] = []
+
+    def note(_driver: Driver, observation: Observation) -> None:
+        if isinstance(observation, Removed) and observation.detail == "found here":
+            put_out.append(observation.reason)
+
+    monkeypatch.setattr(Driver, "observed", note)
+    # These lines are far slower than real ones, so that by its bytes the ring would soon be late.
+    monkeypatch.setattr(turn, "ROUND_SECONDS", 10 * LONG_RING_SECONDS)
+    scenario = calm(1, 5, rounds_after=1)
+    slow = replace(
+        scenario.machines[2],
+        bytes_per_second=2 * LONG_CHUNKS * CHUNK_BYTES / LONG_RING_SECONDS,
+        train_seconds=(2 * LONG_RING_SECONDS, 2 * LONG_RING_SECONDS + 0.2),
+    )
+    fast = replace(slow, bytes_per_second=factor * slow.bytes_per_second)
+    machines = (fast, fast, slow, fast, fast)
+    run(replace(scenario, machines=machines, num_chunks=LONG_CHUNKS))
+    assert not {STALLED, "silent"} & {*put_out}
 
 
 def test_a_line_that_becomes_slow_in_the_middle_of_a_ring_sets_no_other_peers_rate() -> None:

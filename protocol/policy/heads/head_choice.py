@@ -28,7 +28,9 @@ Rules
   minority is followed when the time to be ready for this round has passed, for it may be that the
   others were late. One that begins with the commit of a ring that this peer followed, signed by
   most of its other members, is followed at once: so newcomers become members although the only
-  member with stake was too slow for their ring. One without support is followed only while no peer
+  member with stake was too slow for their ring. For the commit of such a ring the members that
+  this peer doubts (`policy.conduct.ring_conduct`) do not count as at work: one that puts half of
+  the others out would keep these from it. One without support is followed only while no peer
   with stake is at work on this head, this peer included. So newcomers go on where all members have
   left, and members that come back follow them.
 
@@ -330,6 +332,7 @@ class HeadChoice:
         *,
         was_time: bool,
         is_of_my_ring: bool = False,
+        doubted: Collection[PeerId] = (),
     ) -> bool:
         """Returns whether this peer may follow a head that wins over its own.
 
@@ -340,6 +343,8 @@ class HeadChoice:
                 heard that a peer is ready for this round.
             is_of_my_ring: whether it begins with a round of a ring that this peer followed, signed
                 by most of the ring's other members (`is_most_of`).
+            doubted: members that this peer doubts, where the head begins with a round of a ring
+                that it followed.
         """
         if is_of_my_ring or self.fork_of(head, mine) != mine:
             return True  # of two branches `best` has compared the stake
@@ -347,7 +352,8 @@ class HeadChoice:
         support = self.stake_of(mine, signers)
         if not support:
             return not self.stakes_at(mine).keys() & frozenset(at_work)
-        return was_time or support >= self.stake_of(mine, frozenset(at_work) - signers)
+        against = frozenset(at_work) - signers - frozenset(doubted)
+        return was_time or support >= self.stake_of(mine, against)
 
 
 class _Followers:

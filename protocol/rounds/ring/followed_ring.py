@@ -120,7 +120,7 @@ class FollowedRing:
         self._hints = hints
         self._doubts = Doubts(hints.doubted)
         self._waits_if_left = waits_if_left
-        self._commitment = Commitment(ring, self._me, rules.accusers)
+        self.commitment = Commitment(ring, self._me, rules.accusers)
         self._generation = 0
         self._computed_averages: list[Average] = []
         self._proposal: Proposal | None = None
@@ -152,7 +152,7 @@ class FollowedRing:
         """Returns whether the ring is committed here and no member needs this peer any more."""
         if self.state != "committed":
             return False
-        return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))
+        return self.is_out or all(map(self.commitment.has_my_header, self.reduce.living))
 
     # Events
 
@@ -224,8 +224,9 @@ class FollowedRing:
                 self.link_rate.said(author, statement)
                 return []
             case Vote():
-                if not self._commitment.vote_received(now, author, statement, signed):
+                if not self.commitment.vote_received(now, author, statement, signed):
                     return []
+                self.patience.voted(author, statement.header_digest)
                 return self._progress(now, self._check_quorum())
 
     def _computed(self, now: float, generation: int, state_digest: Digest) -> list[Action]:
@@ -243,7 +244,7 @@ class FollowedRing:
 
     def commit_received(self, commit: Commit) -> list[Action]:
         """A checked commit record arrived: it ends the ring if it commits this peer's header."""
-        joined = self._commitment.joined(commit) if self.state == "voting" else None
+        joined = self.commitment.joined(commit) if self.state == "voting" else None
         return self._commit("commit received", joined)
 
     def tick(self, now: float) -> list[Action]:
@@ -262,13 +263,12 @@ class FollowedRing:
 
     def _keeper(self) -> PeerId | None:
         """The neighbour that it is time to accuse of keeping a sum or an average."""
-        successor, living, commitment = self.successor, self.reduce.living, self._commitment
+        successor, living, commitment = self.successor, self.reduce.living, self.commitment
         if successor is None or self.state != "reducing":
             return None
         predecessor = living[living.index(self._me) - 1]
-        is_over = commitment.has_votes_beside(self._me) and self.patience.is_over_beside_votes()
         if predecessor != successor and commitment.has_voted(predecessor):
-            return predecessor if is_over else None
+            return predecessor if self.patience.is_over_beside_votes(predecessor) else None
         # Where members disagree on who is out, or others have all averages, nobody keeps a sum. Of
         # two members that follow different rings, each sees the other one keep what it sends.
         has_votes = commitment.has_votes_beside(successor)
@@ -307,7 +307,7 @@ class FollowedRing:
         if not accusations.accuse(author, accused, is_repeated=heard.reason == REPEATED):
             return [*accusations.contested(heard), *self._repeat()]
         word, has_averages = accusations.word_of(heard), self.state != "reducing"
-        votes = self._commitment.seen(
+        votes = self.commitment.seen(
             now, word.author, accused, self.reduce.living, has_averages=has_averages
         )
         still_seconds = self.patience.member_removed(now)
@@ -327,8 +327,8 @@ class FollowedRing:
             return [*actions, *self.accuse(now, self._me, "left alone")]
         actions += self._repeat()
         if self.state == "voting":
-            assert self._commitment.header is not None
-            actions += self._vote(now, self._commitment.header)
+            assert self.commitment.header is not None
+            actions += self._vote(now, self.commitment.header)
         return [*actions, *self._after_averages(now)]
 
     def _repeat(self) -> list[Action]:
@@ -364,13 +364,13 @@ class FollowedRing:
         return [contributors(average.payload, average.mask) for average in averages]
 
     def _vote(self, now: float, header: bytes) -> list[Action]:
-        vote = self._commitment.propose(now, header, self.removed)
+        vote = self.commitment.propose(now, header, self.removed, self.patience.vote_seconds)
         publish = self._signer.seal(vote)
-        self._commitment.vote_received(now, self._me, vote, publish.signed)
+        self.commitment.vote_received(now, self._me, vote, publish.signed)
         return [publish, *self._check_quorum()]
 
     def _check_quorum(self) -> list[Action]:
-        commit = self._commitment.result() if self.state == "voting" else None
+        commit = self.commitment.result() if self.state == "voting" else None
         return self._commit("quorum", commit)
 
     def _commit(self, event: RingTransition, commit: Commit | None) -> list[Action]:
@@ -385,15 +385,15 @@ class FollowedRing:
 
     def _urge(self, now: float) -> list[Action]:
         """Sends averages to a successor with a different vote, and accuses members that delay."""
-        is_hopeless = not self._commitment.can_succeed(self.reduce.living)
+        is_hopeless = not self.commitment.can_succeed(self.reduce.living)
         if is_hopeless and now >= self.patience.progress_seconds + LONE_SECONDS:
             return self.accuse(now, self._me, "too few are left to commit")
         actions: list[Action] = []
         successor = self.successor
-        if successor is not None and self._commitment.to_reconcile(now, successor):
+        if successor is not None and self.commitment.to_reconcile(now, successor):
             actions += self.reduce.averages_for(successor)
-        for peer, reason in self._commitment.to_accuse(now, self.reduce.living, successor):
+        for peer, reason in self.commitment.to_accuse(now, self.reduce.living, successor):
             if self.state == "voting":
                 actions += self.accuse(now, peer, reason)
-                self._commitment.wait_anew(now)
+                self.commitment.wait_anew(now)
         return actions

@@ -16,6 +16,11 @@ Rules
   member that has all averages, and so has passed them on. So a member that lacks some, and whose
   predecessor has voted, accuses its predecessor `AVERAGES_SECONDS` after the first vote. A
   successor that has voted is accused as late as one whose sum lacks everybody.
+- The member before the slowest line votes first, and has up to half of what it sends still to send.
+  So as long as averages come, the patience beside votes is as long as the ring worked before the
+  first vote for that member's header, `VOTES_SECONDS_MAX` at most. No other vote counts then: one
+  that comes before anybody can know the header would have an honest member accused. Members that
+  have voted wait a little longer for others.
 - A member that passes on one sum shortly before each of these times ends makes the ring stand still
   for a moment only, again and again. So a ring is late after `whole_seconds`, which all members
   work out alike. From then on what happens in it prolongs no patience: the member with the fullest
@@ -28,6 +33,8 @@ from __future__ import annotations
 
 import math
 
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.roster import RoundRules
 
 STALL_SECONDS = 120.0
@@ -58,12 +65,17 @@ KEPT_STEP_SECONDS = 4.0
 then, and its effects are under way."""
 
 AVERAGES_SECONDS = 26.0
-"""Time from the first vote to the accusation of a predecessor that has voted. It ends a little
-before others lose patience with members that have not voted (`commit.VOTE_SECONDS`)."""
+"""Least time from the first vote to the accusation of a predecessor that has voted. It ends a
+little before others lose patience with members that have not voted (`Patience.vote_seconds`)."""
+
+VOTES_SECONDS_MAX = 100.0
+"""Longest patience beside votes. A member that has voted sees nothing happen meanwhile, and would
+leave the ring itself after `STALL_SECONDS`."""
 
 LATE_STEP_SECONDS = 12.0
-"""The same in a ring that is late. Its time runs from where each member began to follow the ring,
-and a predecessor waits 10 s for a member to do so (`HELLO_SECONDS` in `node.rounds.dispatcher`)."""
+"""`KEPT_STEP_SECONDS` in a ring that is late. Its time runs from where each member began to follow
+the ring, and a predecessor waits 10 s for a member to do so (`HELLO_SECONDS` in
+`node.rounds.dispatcher`)."""
 
 STILL_SECONDS_MAX = 1.0
 """Longest time between two ticks that counts as time in which nothing happened. Ticks come every
@@ -102,6 +114,7 @@ class Patience:
     def __init__(self, rules: RoundRules, num_members: int, now: float) -> None:
         self._kept_seconds = kept_seconds(rules, num_members)
         self._whole_seconds = whole_seconds(rules, num_members)
+        self._trains_in_ring = rules.payloads.are_steps
         self._began_seconds = now
         self.progress_seconds = now
         """Local time of the last progress of the ring, or of this peer's removal."""
@@ -110,10 +123,11 @@ class Patience:
         self._still_seconds = 0.0
         """Time since the last progress, without that in which this process did not run."""
         self._ran_seconds = 0.0
-        """Time since the ring began or a member was put out, without that in which this process did
-        not run."""
-        self._votes_since_seconds: float | None = None
-        """`_ran_seconds` at the first vote since then; None: there is none."""
+        """Time since the ring began, without that in which this process did not run."""
+        self._anew_seconds = 0.0
+        """`_ran_seconds` when a member was last put out."""
+        self._votes: dict[PeerId, tuple[bytes, float]] = {}
+        """The header that each other member votes for, and `_ran_seconds` at its first vote."""
         self._longest_still_seconds = 0.0
         """The longest such time since a member was put out. What others do without a member may
         arrive before the accusation does."""
@@ -134,14 +148,33 @@ class Patience:
     @property
     def _late_seconds(self) -> float:
         """Time for which the ring has been late."""
-        return max(0.0, self._ran_seconds - self._whole_seconds)
+        return max(0.0, self._ran_seconds - self._anew_seconds - self._whole_seconds)
 
-    def is_over_beside_votes(self) -> bool:
-        """Notes that some member has voted. Returns whether it is time to accuse the predecessor,
-        if that one has."""
-        if self._votes_since_seconds is None:
-            self._votes_since_seconds = self._ran_seconds
-        return self._ran_seconds - self._votes_since_seconds >= AVERAGES_SECONDS
+    def _patience_since(self, ran_seconds: float) -> float:
+        """Patience beside votes, of which the first came after so long: it is as long as the ring
+        had worked, and had not waited for members that were put out. Where members train in their
+        ring, averages come at each step."""
+        worked_seconds = 0.0 if self._trains_in_ring else ran_seconds - self.lost_seconds
+        return min(max(AVERAGES_SECONDS, worked_seconds), VOTES_SECONDS_MAX)
+
+    @property
+    def vote_seconds(self) -> float:
+        """Patience of a member that votes now with those that have not."""
+        return self._patience_since(self._ran_seconds) + VOTE_SECONDS - AVERAGES_SECONDS
+
+    def voted(self, author: PeerId, header_digest: bytes) -> None:
+        """Another member voted for a header."""
+        if self._votes.get(author, (b"", 0.0))[0] != header_digest:
+            self._votes[author] = header_digest, self._ran_seconds
+
+    def is_over_beside_votes(self, predecessor: PeerId) -> bool:
+        """Returns whether it is time to accuse the predecessor, which has voted."""
+        digest, _ = self._votes[predecessor]
+        is_still = self._still_seconds >= AVERAGES_SECONDS
+        first = min(ran for each, ran in self._votes.values() if is_still or each == digest)
+        since_seconds = max(first, self._anew_seconds)
+        patience = AVERAGES_SECONDS if is_still else self._patience_since(since_seconds)
+        return self._ran_seconds - since_seconds >= patience
 
     def progressed(self, now: float) -> None:
         """Something happened in the ring."""
@@ -161,8 +194,7 @@ class Patience:
         seconds."""
         self.progressed(now)
         still_seconds = max(self._longest_still_seconds, self._late_seconds)
-        self._longest_still_seconds = self._ran_seconds = 0.0
-        self._votes_since_seconds = None
+        self._longest_still_seconds, self._anew_seconds = 0.0, self._ran_seconds
         self.lost_seconds += still_seconds
         return still_seconds
 

@@ -56,21 +56,17 @@ def test_training_stops_for_an_order_a_better_head_or_others_that_wait(
 
 
 @pytest.mark.parametrize(
-    ("is_stranger", "rounds_missed", "round_seconds", "offers", "reason"),
+    ("rounds_missed", "offers", "reason"),
     [
-        (True, 0, 0.5, False, "no work has missed a round"),
-        (True, 1, 0.5, False, "the others may wait for this node once more"),
-        (True, 2, 0.5, True, "the others did not wait for this node"),
-        (True, 2, 2.5, False, "an early word would end the others' training"),
-        (False, 2, 0.5, False, "the others wait for this node"),
+        (0, False, "no work has missed a round"),
+        (1, False, "the others may wait for this node once more"),
+        (2, True, "the others did not wait for this node"),
     ],
 )
-def test_a_newcomer_whose_work_missed_two_rounds_offers_it_without_more_training(
-    is_stranger: bool, rounds_missed: int, round_seconds: float, offers: bool, reason: str
+def test_a_node_whose_work_missed_two_rounds_offers_it_without_more_training(
+    rounds_missed: int, offers: bool, reason: str
 ) -> None:
-    decision = offers_without_training(
-        is_stranger=is_stranger, rounds_missed=rounds_missed, round_seconds=round_seconds
-    )
+    decision = offers_without_training(rounds_missed)
     assert decision == Decision(offers, reason)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.fetcher import LOOK_SECONDS, HeadFetcher
 from gossamer.protocol.ids import Digest, digest_of
 from tests.support.builders import peer
 from tests.support.memory_transport import run_simulated
 
-HEAD, RING = digest_of(b"head"), digest_of(b"ring")
+HEAD, RING = digest_of(b"head"), RingAtWork(digest_of(b"ring"), None)
 
 
 class Fetches:
@@ -31,7 +32,7 @@ class Fetches:
             counts_at_once=lambda _head: True,
             note_counting=self.counting.append,
             branches=SimpleNamespace(
-                is_by_way_of=lambda ring_id, head: (ring_id, head) == (RING, HEAD),
+                is_by_way_of=lambda ring, head: (ring, head) == (RING, HEAD),
                 is_reached=lambda _head: self.is_reached,
             ),
             avoid=self.avoided.append,
@@ -81,6 +82,6 @@ def test_the_round_of_a_ring_that_is_being_finished_counts_and_is_not_fetched() 
 
 def test_the_round_of_another_ring_is_fetched_meanwhile() -> None:
     fetches = Fetches()
-    fetches.fetcher.finishing_ring = lambda: digest_of(b"another ring")
+    fetches.fetcher.finishing_ring = lambda: RingAtWork(digest_of(b"another ring"), None)
     fetches.run(8 * LOOK_SECONDS)
     assert fetches.begun == [HEAD]

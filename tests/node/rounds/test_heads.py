@@ -20,6 +20,7 @@ from trio.testing import MockClock
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
 from gossamer.node.heads.avoided_heads import BLAME_SECONDS
+from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.peers.chain.chain_records import BehindError
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS, RingProgress
@@ -78,8 +79,11 @@ class Chain:
         self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True, end=END)
         self.at_work: Collection[PeerId] = ALL
         self.statements = StatementStore()
+        self.conduct = SimpleNamespace(doubted=lambda _number: frozenset())
+        partners = SimpleNamespace(conduct=self.conduct)
         swarm = SimpleNamespace(
             me=ME,
+            admission=SimpleNamespace(partners=partners),
             living=self._living,
             ready_since=lambda _head: None,
             gossip=SimpleNamespace(statement_store=self.statements),
@@ -143,6 +147,7 @@ class Chain:
         *,
         ring: Collection[PeerId] = ALL,
         is_at_work: bool = True,
+        proposed: Digest | None = None,
         average_at: float | None = None,
     ) -> bool:
         """Returns whether my ring is left so long after the better head was first seen.
@@ -163,9 +168,8 @@ class Chain:
                 progress.look(heard_at + average_at, MY_RING, 1)
             weights = dict.fromkeys(ring, TOKENS)
             better = self.heads.better()
-            return is_round_overtaken(
-                self.heads, better, progress, weights, is_at_work=is_at_work
-            ).holds
+            at_work = RingAtWork(MY_RING, proposed) if is_at_work else None
+            return is_round_overtaken(self.heads, better, progress, weights, at_work).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
 
@@ -362,6 +366,13 @@ def test_the_commit_of_my_own_ring_by_others_is_finished_here_if_that_is_soon(
     assert chain.is_overtaken_after(0.0, ring=[ME], is_at_work=False)
 
 
+def test_the_commit_of_my_own_ring_that_i_signed_is_not_finished_here(chain: Chain) -> None:
+    """I found a better average after my vote, and the others had committed by then."""
+    head = chain.add(chain.mine, [ME, B, C], TOKENS, MY_RING)
+    assert chain.is_overtaken_after(0.0, ring=[ME], proposed=digest_of(b"a better average"))
+    assert not chain.is_overtaken_after(0.0, ring=[ME], proposed=head), "I commit it in an instant"
+
+
 def test_patience_is_for_my_own_ring_only(chain: Chain) -> None:
     chain.add(chain.add(chain.mine, [B, C], TOKENS, MY_RING), [B], 1, OTHER_RING)
     assert not chain.is_overtaken_after(0.0, ring=[ME]), "the way there begins with my ring's round"
@@ -401,13 +412,30 @@ def test_votes_of_strangers_make_no_most_of_my_ring(chain: Chain) -> None:
             assert not chain.heads._rounds.is_by_most_of({OTHER_RING}, head)
 
 
+@pytest.mark.parametrize(
+    ("ring_id", "doubted", "follows"),
+    [(MY_RING, {C}, True), (MY_RING, {}, False), (OTHER_RING, {C}, False)],
+)
+def test_one_that_splits_my_ring_keeps_me_from_no_commit_of_it(
+    chain: Chain, ring_id: Digest, doubted: Collection[PeerId], *, follows: bool
+) -> None:
+    """It is at work on my head like me, and the half of the ring that committed has as much stake
+    as I alone."""
+    chain.conduct.doubted = lambda number: frozenset(doubted if number == 3 else ())
+    chain.heads.branches.followed(MY_RING)
+    head = chain.add(chain.mine, [B], TOKENS, ring_id)
+    assert head_better_than_mine(chain) == (head if follows else None)
+    chain.at_work = [ME, B]
+    assert head_better_than_mine(chain) == head
+
+
 def test_a_record_that_cannot_be_read_says_nothing_of_my_ring(chain: Chain) -> None:
     head = chain.add(chain.mine, [B, C], TOKENS, MY_RING)
     for path in (chain.directory).iterdir():
         path.write_bytes(b"damaged")
     chain.heads.branches.followed(MY_RING)
     assert not chain.heads.branches.is_of_my_ring(head)
-    assert not chain.heads.branches.is_by_way_of(MY_RING, head)
+    assert not chain.heads.branches.is_by_way_of(RingAtWork(MY_RING, None), head)
     assert chain.heads.branches.first_of(head) is None
 
 

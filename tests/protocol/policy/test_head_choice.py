@@ -218,6 +218,16 @@ def test_the_ring_that_went_on_without_this_peer_is_followed() -> None:
     assert choice.counts(head, mine, [FOUNDER], was_time=False, is_of_my_ring=True)
 
 
+def test_members_that_are_doubted_hold_nobody_back_from_the_half_that_committed() -> None:
+    rounds, choice = world()
+    mine = rounds.add(GENESIS, each(FOUNDER, B, C))
+    head, at_work = rounds.add(mine, each(B)), [FOUNDER, C]
+    assert choice.counts(head, mine, at_work, was_time=False, doubted=[C])
+    assert not choice.counts(head, mine, [*at_work, D], was_time=False, doubted=[D])
+    of_strangers = rounds.add(mine, each(*INVENTED))
+    assert not choice.counts(of_strangers, mine, [C], was_time=True, doubted=[C])
+
+
 def test_one_other_member_is_not_most_of_a_ring() -> None:
     assert [is_most_of(1, members) for members in (2, 3)] == [False, False]
     assert [is_most_of(2, members) for members in (3, 4, 5)] == [True, True, False]

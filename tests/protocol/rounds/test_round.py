@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import Payloads, SumPayloads
@@ -250,6 +251,7 @@ def test_a_peer_that_was_ready_too_late_stops_next_time_when_the_first_is_ready(
     late.ready(1.0, ready())
     assert late.hints == RoundHints(came_late=True)
     again = machine(hints=late.hints)
+    again.expect(0.0, [NEXT, LAST])
     assert again.stop_training_seconds is None
     again.statement(3.0, sealed(NEXT, ready()), ready())
     assert again.stop_training_seconds == 3.0
@@ -862,3 +864,29 @@ def test_few_rosters_of_one_organiser_are_opened_for_one_head(
     round_.ready(1.0, ready())
     round_.statement(1.0, *roster([LAST, ME]))
     assert round_.ring is not None
+
+
+def test_a_ring_of_the_last_attempt_leaves_its_round_to_others() -> None:
+    """A member organises the last attempt and puts all others out. Another one has that attempt for
+    good where attempts do not begin again, and organises nothing."""
+    everybody = peers(5)
+    silent = rank_order(HEAD, limits.ATTEMPTS_MAX, everybody)[0]
+    liar, me, *_ = (peer for peer in everybody if peer != silent)
+    others = [peer for peer in everybody if peer != me]
+    round_ = machine(me)
+    round_.expect(0.0, others)
+    round_.ready(0.0, ready())
+    made = make_roster(HEAD, 5, limits.ATTEMPTS_MAX, envelopes(everybody), RING_RULES)
+    signed = sealed(liar, made)
+    round_.statement(0.0, signed, made)
+    assert round_.ring is not None
+    for accused in everybody:
+        if accused != liar:
+            said = Accusation(round_.ring.ring_id, accused, "silent")
+            round_.statement(0.1, sealed(liar, said), said)
+    for peer in others:
+        if peer != liar:
+            round_.statement(0.2, envelopes([peer])[peer], ready())
+    round_.expect(1.0, [peer for peer in others if peer != liar])  # it sits out
+    said_by_me = [each for seconds in range(1, 100) for each in published(round_.tick(seconds))]
+    assert any(isinstance(each, Roster) for each in said_by_me)

@@ -15,6 +15,7 @@ from gossamer.protocol.rounds.roster import (
     STRANGER_WAITS_MAX,
     STRANGERS_GOSSIP_SECONDS,
     STRANGERS_SHARE,
+    RoundHints,
     RoundRules,
     StrangersWait,
 )
@@ -47,14 +48,14 @@ class Rounds:
         while state.decision(self.now).attempt is None:
             self.now += TICK
             expect(state, self.now, trailing=trailing)
-        state.followed()
+        state.followed(self.now, ring_of([ME, MEMBER]))
         self.wait = state.strangers_wait
         self.held_seconds += self.now - since
         return self.now - since
 
 
 def gatherer(wait: StrangersWait, born: float = 0.0) -> Gatherer:
-    return Gatherer(ME, HEAD, born, RULES, strangers_wait=wait)
+    return Gatherer(ME, HEAD, born, RULES, RoundHints(strangers_wait=wait))
 
 
 def expect(state: Gatherer, now: float, *, trailing: bool = False) -> None:
@@ -139,3 +140,39 @@ def test_time_makes_up_for_waits_and_never_goes_back() -> None:
     )
     assert SPENT.at(1e6).spent_seconds == 0.0
     assert SPENT.at(10.0).at(5.0) == SPENT.at(10.0)
+
+
+def test_a_member_that_was_waited_for_in_vain_counts_as_a_stranger_until_it_is_in_a_ring() -> None:
+    """It says that it trains, and is never ready."""
+    third = STRANGERS[0]
+    members = [MEMBER, third]
+
+    def round_after(hints: RoundHints) -> Gatherer:
+        state = Gatherer(ME, HEAD, 0.0, RULES, hints)
+        state.expect(0.0, members)
+        for peer in (ME, MEMBER):
+            state.note_ready(1.0, sealed(peer, ready()))
+        return state
+
+    first = round_after(RoundHints())
+    assert first.decision(1.0 + GATHER_SECONDS_MIN).attempt is not None
+    first.followed(1.0 + GATHER_SECONDS_MIN, ring_of([ME, MEMBER]))
+    assert first.missed == (third,)
+    spent = RoundHints(missed=first.missed, strangers_wait=SPENT)
+    second = round_after(spent)
+    assert second.decision(1.0).attempt is not None, "this round does not wait for it"
+    assert third not in second.missing_beside(ring_of([ME, MEMBER]))
+    third_round = round_after(spent._replace(strangers_wait=NO_WAIT))
+    assert third_round.decision(1.0).attempt is None, "for strangers there is time left"
+    second.followed(1.0, ring_of([ME, *members]))
+    assert second.missed == ()
+
+
+def test_members_of_a_ring_that_came_at_once_were_not_waited_for() -> None:
+    """The round of this peer was hardly begun, or all others were ready."""
+    state = gatherer(NO_WAIT)
+    state.expect(0.0, [MEMBER, STRANGERS[0]])
+    state.note_ready(1.0, sealed(MEMBER, ready()))
+    state.note_ready(1.0, sealed(ME, ready()))
+    state.followed(1.0 + STRANGERS_GOSSIP_SECONDS, ring_of([ME, MEMBER]))
+    assert state.missed == ()

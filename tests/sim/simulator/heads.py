@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gossamer.node.heads.avoided_heads import AVOID_SECONDS
 from gossamer.node.heads.heads import AT_WORK, BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.heads.head_choice import is_most_of
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.state.chain import Commit
@@ -136,10 +136,19 @@ class Heads:
             at_work.add(peer.peer_id)
         since = peer.ready_since.get(mine, self._seen_seconds[head])
         was_time = peer.now >= since + self._world.scenario.gather_seconds
-        choice = self._world.checks.choice
-        return choice.counts(
-            head, mine, at_work, was_time=was_time, is_of_my_ring=self._is_of_my_ring(head)
+        checks = self._world.checks
+        doubted = frozenset[PeerId]()
+        if self._is_from_my_ring(head):
+            doubted = self._world.doubted_by(peer, checks.round_of(mine) + 1)
+        of_mine = self._is_of_my_ring(head)
+        return checks.choice.counts(
+            head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine, doubted=doubted
         )
+
+    def _is_from_my_ring(self, head: Digest) -> bool:
+        checks = self._world.checks
+        first = checks.path(self.head, head)[-1:]
+        return any(checks.headers[each].ring_id in self.rings for each in first)
 
     def _is_of_my_ring(self, head: Digest) -> bool:
         checks = self._world.checks

@@ -272,13 +272,15 @@ class Peer:
         def is_lost(announce: Announce) -> bool:
             return checks.choice.best([head, Digest(announce.head)]) == head
 
-        return awaited(
+        stakes = checks.choice.stakes_at(head)
+        found = awaited(
             self.living(),
             self.heads.recent(),
             checks.round_of(head),
             is_lost,
-            has_standing=checks.choice.stakes_at(head).__contains__,
+            has_standing=stakes.__contains__,
         )
+        return found._replace(stakes=stakes)
 
     def members_changed(self) -> None:
         """Which peers live, or where they are, may have changed."""

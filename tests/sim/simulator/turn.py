@@ -36,6 +36,8 @@ INNER_STEPS = 200
 """Of a round, if the peer is not stopped before."""
 
 STEP_TOKENS = (1, 5)
+ROUND_TOKENS = INNER_STEPS * sum(STEP_TOKENS) // 2
+"""See `RoundRules.round_tokens`. Some peers that did all steps have less than half of it."""
 
 ROUND_SECONDS = 30.0
 """See `RoundRules.round_seconds`: more than a round trains in most worlds."""
@@ -112,6 +114,7 @@ class Turn:
                 scenario.attempt_seconds,
                 accusers=scenario.accusers,
                 round_seconds=ROUND_SECONDS,
+                round_tokens=0 if world.mode.payloads.are_steps else ROUND_TOKENS,
             ),
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
@@ -147,13 +150,9 @@ class Turn:
 
     def _offers_without_training(self) -> bool:
         """Whether the round has the carried work alone. A training that runs already goes on."""
-        peer, account, head = self._peer, self._peer.work.account, self._peer.heads.head
+        account = self._peer.work.account
         missed = self.driver.machine.number - account.oldest_round if account.carried else 0
-        is_stranger = peer.peer_id not in self._world.checks.choice.stakes_at(head)
-        # Also where rounds are longer than those in which a node does so: no rule forbids it.
-        decision = offers_without_training(
-            is_stranger=is_stranger, rounds_missed=max(0, missed), round_seconds=0.0
-        )
+        decision = offers_without_training(max(0, missed))
         return self._is_new_training and decision.holds
 
     def _poll(self) -> None:
@@ -234,8 +233,11 @@ class Turn:
         first = checks.path(mine, better.head)[-1:]
         ring_id = None if machine.ring is None else machine.ring.ring_id
         self._progress.look(self._peer.now, ring_id, machine.num_averages)
+        me = self._peer.peer_id
         is_finishing = machine.successor is not None and any(
-            checks.headers[head].ring_id == ring_id for head in first
+            checks.headers[head].ring_id == ring_id
+            and (head == machine.proposed_head or me not in checks.signers_of(head))
+            for head in first
         )
         until = self._progress.finishing_until(better.since_seconds)
         is_on_mine = not checks.path(better.head, mine)

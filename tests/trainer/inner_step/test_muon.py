@@ -34,6 +34,7 @@ def set_gradients(decoder: Decoder, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 def test_the_step_is_torchs_muon_and_adamw(
     model_config: ModelConfig, muon_config: InnerConfig
 ) -> None:

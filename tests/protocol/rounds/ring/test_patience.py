@@ -9,9 +9,14 @@ from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.step_codec import StepCodec
 from gossamer.protocol.codecs.step_payloads import SignPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.ring.patience import (
+    AVERAGES_SECONDS,
     KEPT_SECONDS,
     LATE_STEP_SECONDS,
+    STALL_SECONDS,
+    VOTES_SECONDS_MAX,
     Patience,
     whole_seconds,
 )
@@ -70,3 +75,68 @@ def test_a_ring_that_goes_on_without_a_member_is_late_anew() -> None:
     assert not patience.may_be_over
     patience.ticked(now + 300.0)  # this process stood still
     assert not patience.may_be_over
+
+
+P, Q = PeerId("p"), PeerId("q")
+
+
+def accused_at(
+    votes: dict[float, tuple[PeerId, bytes]], pause: float, payloads: Payloads = SUMS
+) -> float | None:
+    """The time at which a member accuses P before it, in a ring where a chunk comes after each
+    `pause` from the first vote of P on, and each second before; None: within 400 s it does not."""
+    patience, last_seconds = Patience(rules_of(payloads), 4, 0.0), 0.0
+    has_voted = False
+    for tick in range(1, 4000):
+        now = tick * TICK_SECONDS
+        patience.ticked(now)
+        if vote := votes.get(round(now, 1)):
+            patience.voted(*vote)
+            has_voted = has_voted or vote[0] == P
+        if has_voted and patience.is_over_beside_votes(P):
+            return now
+        if now - last_seconds >= (pause if has_voted else 1.0):
+            patience.progressed(now)
+            last_seconds = now
+    return None
+
+
+@pytest.mark.parametrize(
+    ("voted_seconds", "patience"),
+    [(5.0, AVERAGES_SECONDS), (60.0, 60.0), (250.0, VOTES_SECONDS_MAX)],
+)
+def test_averages_that_come_may_take_as_long_as_the_ring_did(
+    voted_seconds: float, patience: float
+) -> None:
+    """The member before the slowest line has half of its bytes yet to send when it votes."""
+    votes = {voted_seconds: (P, b"header")}
+    assert accused_at(votes, pause=3.0) == pytest.approx(voted_seconds + patience, abs=0.2)
+
+
+def test_a_member_that_keeps_averages_wins_nothing_by_a_long_ring() -> None:
+    votes = {100.0: (P, b"header")}
+    assert accused_at(votes, pause=1000.0) == pytest.approx(100.0 + AVERAGES_SECONDS, abs=1.5)
+
+
+def test_an_early_vote_has_no_honest_member_accused() -> None:
+    """Nobody knows a header at the beginning of a ring. A vote for that of P counts as P's does."""
+    votes = {1.0: (Q, b"made up"), 60.0: (P, b"header")}
+    assert accused_at(votes, pause=3.0) == pytest.approx(120.0, abs=0.2)
+    votes = {50.0: (Q, b"header"), 60.0: (P, b"header")}
+    assert accused_at(votes, pause=3.0) == pytest.approx(100.0, abs=0.2)
+
+
+def test_members_that_have_voted_wait_for_others_longer_than_for_averages() -> None:
+    """And not until they would leave the ring themselves. Shared steps bring averages all along."""
+    more = VOTE_SECONDS - AVERAGES_SECONDS
+    for payloads, ran, patience in (
+        (SUMS, 5.0, VOTE_SECONDS),
+        (SUMS, 60.0, 60.0 + more),
+        (SUMS, 250.0, VOTES_SECONDS_MAX + more),
+        (STEPS, 250.0, VOTE_SECONDS),
+    ):
+        each = Patience(rules_of(payloads), 4, 0.0)
+        for tick in range(1, int(ran / TICK_SECONDS) + 1):
+            each.ticked(tick * TICK_SECONDS)
+        assert each.vote_seconds == pytest.approx(patience, abs=0.2)
+        assert each.vote_seconds < STALL_SECONDS

@@ -1,0 +1,139 @@
+"""When the wait for the others begins: with work, or with a share of the stake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.gathering import Gatherer
+from gossamer.protocol.rounds.ready_times import SHARE, WHOLE
+from gossamer.protocol.rounds.roster import RoundRules
+from tests.support.builders import HEAD, peers, ready, sealed
+
+ME, MEMBER, THIRD, STRANGER, OTHER = peers(5)
+GATHER, ROUND, ATTEMPT = 10.0, 60.0, 5.0
+TOKENS = 1000
+RULES = RoundRules(
+    SumPayloads(codec("fp32")), 1024, 1, GATHER, 0.3, ATTEMPT,
+    round_seconds=ROUND, round_tokens=TOKENS,
+)  # fmt: skip
+STAKES = {ME: 300, MEMBER: 300, THIRD: 300, OTHER: 30}
+
+
+def gatherer(stakes: Mapping[PeerId, int] = STAKES) -> Gatherer:
+    """Of a round that begins at 0."""
+    state = Gatherer(ME, HEAD, 0.0, RULES)
+    expect(state, 0.0, stakes)
+    return state
+
+
+def expect(state: Gatherer, now: float, stakes: Mapping[PeerId, int]) -> None:
+    others = [peer for peer in (MEMBER, THIRD, OTHER) if peer in stakes]
+    state.expect(now, [*others, STRANGER], strangers={STRANGER}, stakes=stakes)
+
+
+def note(state: Gatherer, now: float, peer: PeerId, *, is_whole: bool = True) -> None:
+    state.note_ready(now, sealed(peer, ready()), is_whole=is_whole)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_stranger_that_is_ready_at_once_does_not_begin_the_wait(is_whole: bool) -> None:
+    """Also where it says that it did a whole round."""
+    state = gatherer()
+    assert state.times.wait_began_seconds is None
+    note(state, 0.1, STRANGER, is_whole=is_whole)
+    assert state.times.wait_began_seconds == ROUND
+    note(state, 3.0, MEMBER)
+    assert state.times.wait_began_seconds == 3.0
+
+
+def test_a_member_that_does_little_does_not_begin_the_wait_either() -> None:
+    state = gatherer()
+    note(state, 0.1, OTHER, is_whole=False)
+    assert state.times.wait_began_seconds == ROUND
+    note(state, 3.0, MEMBER)
+    assert state.times.wait_began_seconds == 3.0
+
+
+def test_a_member_that_has_done_a_round_begins_the_wait_whatever_its_stake() -> None:
+    state = gatherer()
+    note(state, 1.0, OTHER)
+    assert state.times.wait_began_seconds == 1.0
+
+
+@given(st.integers(1, 12))
+def test_of_equal_peers_that_have_done_little_a_quarter_begins_the_wait(number: int) -> None:
+    """In a small swarm that is one that leaves."""
+    members = peers(number)
+    state = Gatherer(members[0], HEAD, 0.0, RULES)
+    state.expect(0.0, members[1:], stakes=dict.fromkeys(members, 7))
+    for count, peer in enumerate(members, start=1):
+        note(state, float(count), peer, is_whole=False)
+        if count >= SHARE * number:
+            break
+        assert state.times.wait_began_seconds == ROUND
+    assert state.times.wait_began_seconds == math.ceil(SHARE * number)
+
+
+def test_after_the_longest_training_each_ready_begins_the_wait() -> None:
+    """So members with much stake that are frozen hold up no round for good."""
+    state = gatherer({ME: 10, MEMBER: 1000})
+    note(state, ROUND + 1.0, ME, is_whole=False)
+    assert state.times.wait_began_seconds == ROUND + 1.0
+
+
+def test_where_no_peer_has_stake_the_first_ready_begins_the_wait() -> None:
+    state = gatherer()
+    note(state, 0.1, STRANGER)
+    expect(state, 0.2, {})
+    assert state.times.wait_began_seconds == 0.1
+
+
+def test_the_stake_of_peers_that_are_not_expected_does_not_count() -> None:
+    """They have left, or their machines are off."""
+    stakes = {ME: 10, MEMBER: 1000}
+    state = gatherer(stakes)
+    note(state, 1.0, ME, is_whole=False)
+    assert state.times.wait_began_seconds == ROUND
+    state.expect(2.0, [STRANGER], strangers={STRANGER}, stakes=stakes)
+    assert state.times.wait_began_seconds == 1.0
+
+
+def test_a_newcomer_that_is_faster_than_the_members_waits_for_them() -> None:
+    """It would commit alone before they are ready."""
+    state = gatherer({MEMBER: 300})
+    note(state, 1.0, ME)
+    assert state.decision(1.0 + GATHER).attempt is None
+    note(state, 30.0, MEMBER)
+    assert state.times.wait_began_seconds == 30.0
+    note(state, 31.0, STRANGER)
+    state.decision(31.0)  # all are ready
+    assert state.decision(31.0 + ATTEMPT).reason.startswith(("attempt", "organiser"))
+
+
+def test_a_newcomer_whose_members_are_gone_waits_no_longer() -> None:
+    state = gatherer({MEMBER: 300})
+    note(state, 1.0, ME)
+    state.expect(5.0, [], stakes={MEMBER: 300})
+    assert state.decision(5.0).attempt == 0
+
+
+def test_a_newcomer_waits_no_longer_for_a_member_that_is_never_ready_than_a_round_lasts() -> None:
+    state = gatherer({MEMBER: 300})
+    note(state, 1.0, ME)
+    assert state.decision(ROUND).attempt is None
+    assert state.times.wait_began_seconds == ROUND
+    assert state.decision(ROUND + GATHER).attempt is not None
+
+
+def test_half_a_round_is_work_enough() -> None:
+    part = int(WHOLE * TOKENS)
+    assert RULES.is_whole(ready(tokens=part))
+    assert not RULES.is_whole(ready(tokens=part - 1))
