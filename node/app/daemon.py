@@ -42,11 +42,11 @@ from gossamer.node.machine.capacity import (
     trains_on_host,
 )
 from gossamer.node.machine.machine_use import MachineUse
+from gossamer.node.network.home_router.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.peers.members.run_exchange import JoinError
 from gossamer.node.runs.founding.own_text import OwnText, own_text_of, require_fitting

@@ -11,10 +11,10 @@ from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.settings.settings import Settings
 from gossamer.node.base.terminal.interrupting import run_interruptibly
 from gossamer.node.commands.machine.state_checks import Check
+from gossamer.node.network.home_router.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.network.transport import TransportError
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.reach_text import port_of_text, reach_text

@@ -21,8 +21,8 @@ import trio
 from gossamer.node.base.awake_clock import suspended_seconds
 from gossamer.node.base.terminal.printable import printable
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.network import upnp
 from gossamer.node.network.dial_rules import is_private
+from gossamer.node.network.home_router import upnp
 from gossamer.node.network.reachability import Endpoint
 
 TALK_SECONDS_MAX = 15.0

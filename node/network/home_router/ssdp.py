@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from gossamer.node.network.default_gateway import Gateway
-from gossamer.node.network.gateway_http import Place
+from gossamer.node.network.home_router.default_gateway import Gateway
+from gossamer.node.network.home_router.gateway_http import Place
 
 GROUP = ("239.255.255.250", 1900)
 """Where UPnP devices hear searches."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.node.network.default_gateway import Gateway
-from gossamer.node.network.gateway_http import Place
-from gossamer.node.network.ssdp import location_of, place_of
+from gossamer.node.network.home_router.default_gateway import Gateway
+from gossamer.node.network.home_router.gateway_http import Place
+from gossamer.node.network.home_router.ssdp import location_of, place_of
 
 DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
 HOME = Gateway("192.168.1.1", "192.168.1.10")

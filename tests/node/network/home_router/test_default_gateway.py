@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.network import default_gateway as module
-from gossamer.node.network.default_gateway import (
+from gossamer.node.network.home_router import default_gateway as module
+from gossamer.node.network.home_router.default_gateway import (
     Gateway,
     NoGatewayError,
     default_gateway,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.node.network import gateway_http
-from gossamer.node.network.gateway_http import (
+from gossamer.node.network.home_router import gateway_http
+from gossamer.node.network.home_router.gateway_http import (
     ANSWER_BYTES_MAX,
     Answer,
     ExchangeError,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.node.network.default_gateway import Gateway
-from gossamer.node.network.gateway_http import Place
-from gossamer.node.network.igd import (
+from gossamer.node.network.home_router.default_gateway import Gateway
+from gossamer.node.network.home_router.gateway_http import Place
+from gossamer.node.network.home_router.igd import (
     CONNECTION_KINDS,
     DEPTH_MAX,
     SERVICES_MAX,

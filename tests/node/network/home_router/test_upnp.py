@@ -10,10 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from gossamer.node.network.default_gateway import Gateway
-from gossamer.node.network.gateway_http import Place
-from gossamer.node.network.igd import CONNECTION_KINDS, Connection, RouterError, described
-from gossamer.node.network.upnp import LEASE_SECONDS, PORTS_TRIED, map_port, unmap_port
+from gossamer.node.network.home_router.default_gateway import Gateway
+from gossamer.node.network.home_router.gateway_http import Place
+from gossamer.node.network.home_router.igd import (
+    CONNECTION_KINDS,
+    Connection,
+    RouterError,
+    described,
+)
+from gossamer.node.network.home_router.upnp import LEASE_SECONDS, PORTS_TRIED, map_port, unmap_port
 from tests.support.home_network import Asked, WebServer, page
 from tests.support.home_router import (
     CONTROL,
@@ -117,7 +122,7 @@ def test_the_line_with_a_public_address_is_taken() -> None:
 
 PROCESS = """
 import sys
-from gossamer.node.network import upnp
+from gossamer.node.network.home_router import upnp
 def connections(*_others):
     for _ in range(32):
         kept.append(bytearray(2**26))

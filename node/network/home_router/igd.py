@@ -13,9 +13,9 @@ from html import escape
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from gossamer.node.network.default_gateway import Gateway
-from gossamer.node.network.gateway_http import ExchangeError, Place, get, post
-from gossamer.node.network.ssdp import Found, place_of, search
+from gossamer.node.network.home_router.default_gateway import Gateway
+from gossamer.node.network.home_router.gateway_http import ExchangeError, Place, get, post
+from gossamer.node.network.home_router.ssdp import Found, place_of, search
 
 _SCHEMA = "urn:schemas-upnp-org"
 

@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Iterable
 
-from gossamer.node.network.default_gateway import NoGatewayError, default_gateway
 from gossamer.node.network.dial_rules import is_private
-from gossamer.node.network.igd import Connection, RefusedError, RouterError, connections
-from gossamer.node.network.ssdp import SearchError
+from gossamer.node.network.home_router.default_gateway import NoGatewayError, default_gateway
+from gossamer.node.network.home_router.igd import Connection, RefusedError, RouterError, connections
+from gossamer.node.network.home_router.ssdp import SearchError
 from gossamer.protocol.limits import MIB
 
 ASK_SECONDS_MAX = 10.0

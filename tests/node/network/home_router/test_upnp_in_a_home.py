@@ -14,10 +14,10 @@ from typing import Literal
 
 import pytest
 
-from gossamer.node.network.port_mapping import MappingError, UpnpGateway
+from gossamer.node.network.home_router.port_mapping import MappingError, UpnpGateway
+from gossamer.node.network.home_router.ssdp import LOCATIONS_MAX
+from gossamer.node.network.home_router.upnp import LEASE_SECONDS
 from gossamer.node.network.reachability import Endpoint
-from gossamer.node.network.ssdp import LOCATIONS_MAX
-from gossamer.node.network.upnp import LEASE_SECONDS
 from tests.support.home_network import (
     NODE,
     OTHER,

@@ -11,8 +11,8 @@ import structlog
 import trio
 import trio.testing
 
-from gossamer.node.network import port_mapping
-from gossamer.node.network.port_mapping import (
+from gossamer.node.network.home_router import port_mapping
+from gossamer.node.network.home_router.port_mapping import (
     LOOK_SECONDS,
     RENEW_SECONDS,
     RETRY_SECONDS,
@@ -191,8 +191,8 @@ def test_a_process_asks_the_router(process: Callable[[str], UpnpGateway], tmp_pa
     assert gateway.map(PORT) == Endpoint("8.8.8.8", 4612)
     process(f"""echo "$@" >> {tmp_path}/asked; echo '[null]'""").unmap(4612)
     assert (tmp_path / "asked").read_text().splitlines() == [
-        f"-m gossamer.node.network.upnp map {PORT}",
-        "-m gossamer.node.network.upnp unmap 4612",
+        f"-m gossamer.node.network.home_router.upnp map {PORT}",
+        "-m gossamer.node.network.home_router.upnp unmap 4612",
     ]
 
 
