@@ -274,7 +274,7 @@ class _PendingRound(RoundWork):
     @property
     def rounds_missed(self) -> int:
         """See `RoundWork`."""
-        oldest = self._trainings.work.account.oldest_round
+        oldest = self._trainings.work.account.state.oldest_round
         carried = self._trainings.work.account.carried
         return max(0, self._machine.number - oldest) if carried else 0
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gossamer.protocol.accounting.work_records import Lot, Offer, Offered, Share, mask_of
+from gossamer.protocol.accounting.work_records import (
+    EXCESS,
+    Lot,
+    Offer,
+    Offered,
+    Share,
+    mask_of,
+)
 from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span
 
@@ -173,6 +180,14 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.count_dropped(reason, total)
         return total
 
+    def drop_excess(self, tokens_max: int) -> None:
+        """Drops the carried tokens above `tokens_max`, the oldest first. `pending` stays."""
+        excess = sum(lot.carried for lot in self.lots.values()) - tokens_max
+        for number, lot in self.lots.items():
+            if excess <= 0:
+                break
+            excess -= self.drop({number: min(excess, lot.carried)}, EXCESS)
+
     def give_up(self, chunks: int, reason: str) -> int:
         """The work in some chunks is dropped, with its share of the tokens. Returns the mask."""
         with_work = self.with_work
@@ -193,6 +208,17 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def count_dropped(self, reason: str, tokens: int) -> None:
         if tokens:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
+
+    @property
+    def oldest_round(self) -> int:
+        """The round of the oldest carried work; 0 if there is none."""
+        return min((since for since in self.since if since), default=0)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all work in `pending` is on disk."""
+        is_there = not self.with_work & ~int.from_bytes(self.saved_chunks)
+        return is_there and not (self.with_work and self.has_grown)
 
     @property
     def with_work(self) -> int:

@@ -52,7 +52,6 @@ from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_records import (
     ABANDONED,
-    EXCESS,
     STALE,
     Offer,
     Offered,
@@ -108,11 +107,6 @@ class WorkAccount:
     def has_work(self) -> bool:
         """Returns whether a chunk has work in it, also work of no tokens."""
         return any(self.state.since)
-
-    @property
-    def oldest_round(self) -> int:
-        """Returns the round of the oldest carried work; 0 if there is none."""
-        return min((since for since in self.state.since if since), default=0)
 
     @property
     def dropped(self) -> int:
@@ -351,22 +345,7 @@ class WorkAccount:
         stale = self.state.give_up(mask_of(0 < since < oldest for since in self.state.since), STALE)
         return stale, carried - self.carried
 
-    def drop_excess(self, tokens_max: int) -> None:
-        """Drops the carried tokens above `tokens_max`, the oldest first. `pending` stays."""
-        excess = self.carried - tokens_max
-        for number, lot in self.state.lots.items():
-            if excess <= 0:
-                break
-            excess -= self.state.drop({number: min(excess, lot.carried)}, EXCESS)
-
     # The process
-
-    @property
-    def is_saved(self) -> bool:
-        """Returns whether all work in `pending` is on disk."""
-        with_work = self.state.with_work
-        is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
-        return is_there and not (with_work and self.state.has_grown)
 
     def saved(self) -> None:
         """`pending` is on disk as it is now, and this account with it."""

@@ -6,7 +6,7 @@ Rules
   `Manifest.stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a roster or a
   header with more is an offence. Twice the bound is allowed: a peer that was paused, or changed
   heads, may have trained for the same round again. An honest peer drops what it carries above that
-  (`WorkAccount.drop_excess`): its changes of heads have no bound.
+  (`AccountState.drop_excess`): its changes of heads have no bound.
 - The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards. Where each peer trains on data of its own, it names none.
 - A round counts the data of members that are in at least half of its chunks. A member that never is

@@ -143,7 +143,7 @@ class Work:
 
     def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:
         """Returns all carried work as an offer, for a `Ready`. There has to be some."""
-        self.account.drop_excess(self._tokens_max)
+        self.account.state.drop_excess(self._tokens_max)
         if dropped := self._count_dropped():
             log.warning("tokens are dropped", tokens=dropped, reason=EXCESS)
         offer = self.account.offer(head, round_number, spans, self._life())
@@ -311,7 +311,7 @@ class Work:
     @property
     def must_save(self) -> bool:
         """Returns whether a kill would lose work."""
-        return not self.account.is_saved
+        return not self.account.state.is_saved
 
     def save(self) -> None:
         """Writes `pending` and the account. DiskError leaves both files as they were."""

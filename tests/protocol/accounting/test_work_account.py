@@ -342,9 +342,9 @@ def test_a_trainer_that_dies_loses_the_steps_it_did() -> None:
 def test_a_restart_loses_what_was_not_saved() -> None:
     one = account()
     one.trained(H0, 1, 100, [])
-    assert not one.is_saved
+    assert not one.state.is_saved
     one.saved()
-    assert one.is_saved
+    assert one.state.is_saved
     one.trained(H0, 1, 50, [])
     one.stepped(7)
     new = restarted(one)
@@ -551,21 +551,21 @@ def test_what_waits_for_its_turn_is_to_be_saved_although_its_tokens_are_committe
     offered(one, H0, 1)
     one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
     assert one.carried == 0
-    assert not one.is_saved
+    assert not one.state.is_saved
     one.saved()
-    assert one.is_saved
+    assert one.state.is_saved
     new = restarted(one)
-    assert new.is_saved
+    assert new.state.is_saved
     assert new.state.since == [0, 0, 1, 1]
     new.trained(H1, 2, 50, [])
-    assert not new.is_saved
+    assert not new.state.is_saved
     offered(new, H1, 2)
     new.committed_by(H2, H1, 50, HIGH, counts_spans=True, exchanged=HIGH)
     new.saved()
     new.trained(H2, 3, 50, [])
     offered(new, H2, 3)
     new.committed_by(H3, H2, 50, ALL, counts_spans=True)
-    assert new.is_saved, "nothing is left to save"
+    assert new.state.is_saved, "nothing is left to save"
 
 
 def test_what_waited_for_its_turn_is_taken_with_an_offer_of_a_killed_process() -> None:

@@ -252,7 +252,7 @@ class AccountMachine(RuleBasedStateMachine):
         """The work stays in `pending`."""
         before, tokens_max = self.account.carried, tokens_max * self.tokens_unit
         dropped = self.account.dropped
-        self.account.drop_excess(tokens_max)
+        self.account.state.drop_excess(tokens_max)
         assert self.account.carried == min(before, tokens_max)
         assert self.account.dropped - dropped == before - self.account.carried
 
@@ -260,7 +260,7 @@ class AccountMachine(RuleBasedStateMachine):
     def save(self) -> None:
         self.end_turn()
         self.account.saved()
-        assert self.account.is_saved
+        assert self.account.state.is_saved
         self.saved = copied(self.pending)
 
     @rule()
@@ -271,7 +271,7 @@ class AccountMachine(RuleBasedStateMachine):
             msgspec.msgpack.encode(self.account.state), type=AccountState
         )
         newest, self.newest = self.newest, None
-        was_saved, before = self.account.is_saved, self.pending
+        was_saved, before = self.account.state.is_saved, self.pending
         self.account = WorkAccount(NUM_CHUNKS, STALE_ROUNDS, state)
         restart = self.account.restarted()
         self.pending = zeros()
@@ -280,7 +280,7 @@ class AccountMachine(RuleBasedStateMachine):
         is_less = any(old - new for old, new in zip(before, self.pending, strict=True))
         assert not (was_saved and is_less), "it said that all was on disk"
         self.is_waiting_lost |= is_less and len(self.turns) > 1
-        assert self.account.is_saved
+        assert self.account.state.is_saved
         if newest is not None:
             self.offers[newest[0]] = copied(self.pending)
         for number, chunks in restart.offers.items():

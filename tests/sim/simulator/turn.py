@@ -151,7 +151,7 @@ class Turn:
     def _offers_without_training(self) -> bool:
         """Whether the round has the carried work alone. A training that runs already goes on."""
         account = self._peer.work.account
-        missed = self.driver.machine.number - account.oldest_round if account.carried else 0
+        missed = self.driver.machine.number - account.state.oldest_round if account.carried else 0
         decision = offers_without_training(max(0, missed))
         return self._is_new_training and decision.holds
 

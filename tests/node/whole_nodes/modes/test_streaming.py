@@ -110,7 +110,7 @@ def test_a_node_that_pauses_restarts_or_loses_its_trainer_agrees_with_the_others
         account = b.context.work.account
         assert is_balanced(account)
         assert any(account.state.since), "work in the other fragment waits for its turn"
-        assert account.is_saved
+        assert account.state.is_saved
         await world.reach(world.round("a") + 2, "a", "c")
         b.resume()
         await world.reach(world.round("a") + 3, *"abc")
