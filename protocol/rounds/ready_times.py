@@ -28,8 +28,9 @@ from fractions import Fraction
 from gossamer.protocol.ids import PeerId
 
 SHARE = Fraction(1, 4)
-"""Share of the stake that begins the wait without a round's work. Those that are ready are idle
-meanwhile: a quarter of the swarm is what a short ring costs as well."""
+"""Share of the stake that begins the wait without a round's work. With a larger one more machines
+are idle for those that are late. With a smaller one a single machine ends the rounds of more
+others."""
 
 WHOLE = Fraction(1, 2)
 """Part of a round's work that begins the wait. Where prompts are masked most tokens have no target,
