@@ -28,6 +28,7 @@ arithmetic (`Contribute`, `FinishAverage`, `Compute`) and answers with an event 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
@@ -309,4 +310,9 @@ class Round(RoundView):
         self._early.pop(key, None)
         self._early[key] = (signed, statement)
         if len(self._early) > EARLY_STATEMENTS_MAX:
-            del self._early[next(iter(self._early))]
+            # The author that said most gives way. Else a few push out what all others said.
+            said = Counter(each.author for each, _ in self._early.values())
+            ((most, _),) = said.most_common(1)
+            del self._early[
+                next(each for each, (kept, _) in self._early.items() if kept.author == most)
+            ]

@@ -70,8 +70,9 @@ from gossamer.protocol.rounds.roster import (
     open_roster,
 )
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_view import LATER_FACTOR
+from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, LATER_FACTOR
 from gossamer.protocol.state.chain import Commit, signers_of
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
 from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
@@ -890,3 +891,18 @@ def test_a_ring_of_the_last_attempt_leaves_its_round_to_others() -> None:
     round_.expect(1.0, [peer for peer in others if peer != liar])  # it sits out
     said_by_me = [each for seconds in range(1, 100) for each in published(round_.tick(seconds))]
     assert any(isinstance(each, Roster) for each in said_by_me)
+
+
+def test_one_author_does_not_push_out_what_others_said_of_a_ring_that_is_still_to_come() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    signed, made = roster([ME, NEXT, LAST])
+    left = Accusation(ring_id_of(signed), LAST, "restarted")
+    round_.statement(0.0, sealed(LAST, left), left)
+    for number in range(2 * EARLY_STATEMENTS_MAX):
+        invented = Accusation(digest_of(str(number).encode()), LAST, "silent")
+        round_.statement(0.0, sealed(NEXT, invented), invented)
+    round_.ready(1.0, ready())
+    round_.statement(1.0, signed, made)
+    assert round_.ring is not None
+    assert LAST not in round_.members_at_work
