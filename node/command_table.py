@@ -39,7 +39,7 @@ COMMANDS = (
     (
         "leave",
         "daemon.orders:leave",
-        "Stop the node in order: commit its work, save its state, exit.",
+        "Stop the node in order: hand over its work if the others take it now, save all, exit.",
     ),
     (
         "invite",

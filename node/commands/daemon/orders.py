@@ -145,7 +145,7 @@ def finish(*, options: State = NO_OPTIONS) -> int:
 
 
 def leave(*, options: State = NO_OPTIONS) -> int:
-    """Stop the node in order: commit its work, save its state, exit."""
+    """Stop the node in order: hand over its work if the others take it now, save all, exit."""
     kept = " Its state stays for the next start."
     return _give(options, "leave", "The node leaves and exits.", kept)
 
