@@ -13,7 +13,9 @@ AVOID_SECONDS = 20.0
 
 UNASKED_SECONDS = 2.0
 """A head is avoided this long if no peer that holds it could be asked: a connection to one may
-come at any moment, and until then no more than this is asked of the others."""
+come at any moment, and until then no more than this is asked of the others. The time doubles with
+each failure, up to `SIGNER_AVOID_SECONDS_MAX`, and ends when there is such a peer. All that hold a
+head may be gone for good, and each try ends this node's training."""
 
 FAILURES_MAX = 4
 """Heads in a row of a peer with standing that could not be reached, before all its heads are
@@ -51,15 +53,23 @@ class AvoidedHeads:
         self._has_standing = has_standing
         self._heads: dict[Digest, float] = {}
         """Local time until which each is avoided."""
+        self._unasked: dict[Digest, int] = {}
+        """How often in a row there was no peer to ask for a head."""
         self._failures: dict[PeerId, _Failures] = {}
         self._blamed: dict[PeerId, float] = {}
         """Local time until which each peer is not blamed again; of connected peers only, so it is
         bounded as these are."""
 
-    def is_avoided(self, now: float, head: Digest, signers: Collection[PeerId]) -> bool:
-        """Returns whether a head is avoided now: for itself, or because all its signers are."""
+    def is_avoided(
+        self, now: float, head: Digest, signers: Collection[PeerId], has_source: Callable[[], bool]
+    ) -> bool:
+        """Returns whether a head is avoided now: for itself, or because all its signers are.
+
+        Args:
+            has_source: whether a peer can be asked that signed the head or says that it is there.
+        """
         if self._heads.get(head, -math.inf) > now:
-            return True
+            return head not in self._unasked or not has_source()
         failures = [self._failures.get(peer) for peer in signers]
         return bool(failures) and all(
             each is not None and each.until_seconds > now for each in failures
@@ -75,7 +85,9 @@ class AvoidedHeads:
             was_asked: whether a peer could be asked that signed the head or says that it is there.
         """
         self._heads = {each: until for each, until in self._heads.items() if until > now}
-        self._heads[head] = now + (AVOID_SECONDS if was_asked else UNASKED_SECONDS)
+        self._heads[head] = now + (AVOID_SECONDS if was_asked else self._unasked_seconds(head))
+        if was_asked:
+            self._unasked.pop(head, None)
         if len(self._failures) >= SIGNERS_KEPT:
             self._failures.clear()
         for peer in sorted(signers):
@@ -86,6 +98,12 @@ class AvoidedHeads:
                 doublings = min(failures.number - free, 10)
                 seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
                 failures.until_seconds = now + seconds
+
+    def _unasked_seconds(self, head: Digest) -> float:
+        if len(self._unasked) >= SIGNERS_KEPT:
+            self._unasked.clear()
+        doublings = self._unasked[head] = self._unasked.get(head, -1) + 1
+        return min(UNASKED_SECONDS * float(2 ** min(doublings, 10)), SIGNER_AVOID_SECONDS_MAX)
 
     def reached(self, signers: Collection[PeerId]) -> None:
         """A head of these signers could be reached."""

@@ -253,7 +253,18 @@ class Heads:
         return peer == self._swarm.me or peer in self.stakes
 
     def _is_avoided(self, now: float, head: Digest) -> bool:
-        return self._avoided.is_avoided(now, head, self.signers_of(head))
+        signers = self.signers_of(head)
+        return self._avoided.is_avoided(now, head, signers, lambda: bool(self._sources_of(head)))
+
+    def _holders_of(self, head: Digest) -> set[PeerId]:
+        """Connected peers that say that they are at a head."""
+        living = self._swarm.living()
+        announced = {peer for peer, announce in living.items() if announce.head == head}
+        return announced.intersection(self._swarm.sources())
+
+    def _sources_of(self, head: Digest) -> set[PeerId]:
+        """Connected peers that signed a head, or say that they are there."""
+        return self._holders_of(head).union(self.signers_of(head) & {*self._swarm.sources()})
 
     def is_on_disk(self, head: Digest) -> bool:
         """Returns whether this disk has a way to a known head; in a thread."""
@@ -332,11 +343,9 @@ class Heads:
         if isinstance(error, DamagedHereError) or swarm.spares_line():
             self._avoided.failed(now, head, ())
             return
-        sources, living = set(swarm.sources()), swarm.living()
+        holders, sources = self._holders_of(head), self._sources_of(head)
         signers = self.signers_of(head) & sources
-        holders = sources & {peer for peer, announce in living.items() if announce.head == head}
-        was_asked = bool(signers | holders)
-        self._avoided.failed(now, head, signers, was_asked=was_asked)
+        self._avoided.failed(now, head, signers, was_asked=bool(sources))
         for peer in sorted(holders):
             if not self._avoided.may_blame(now, peer):
                 continue

@@ -19,7 +19,12 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from gossamer.node.heads.allowed_heads import AllowedHeads
-from gossamer.node.heads.avoided_heads import BLAME_SECONDS
+from gossamer.node.heads.avoided_heads import (
+    BLAME_SECONDS,
+    SIGNER_AVOID_SECONDS_MAX,
+    UNASKED_SECONDS,
+    AvoidedHeads,
+)
 from gossamer.node.heads.branches import RingAtWork
 from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.peers.chain.chain_records import BehindError
@@ -615,3 +620,29 @@ def test_the_beginning_of_the_run_has_no_branch_and_no_record_that_could_not_be_
     with capture_logs() as logs:
         assert chain.heads.branches.first_of(RUN_ID) is None
     assert logs == []
+
+
+def test_a_head_that_no_peer_can_be_asked_for_is_tried_less_and_less_often() -> None:
+    """All that hold it may be gone for good, and each try ends this node's training."""
+    avoided = AvoidedHeads(lambda _peer: True)
+    head, now = digest_of(b"head"), 0.0
+    waits = []
+    for _ in range(12):
+        avoided.failed(now, head, (), was_asked=False)
+        since = now
+        while avoided.is_avoided(now, head, (), lambda: False):
+            now += 1.0
+        waits.append(now - since)
+    assert waits[:3] == [UNASKED_SECONDS, 2 * UNASKED_SECONDS, 4 * UNASKED_SECONDS]
+    assert waits[-1] == SIGNER_AVOID_SECONDS_MAX
+
+
+def test_a_head_is_tried_at_once_when_there_is_a_peer_to_ask_for_it() -> None:
+    avoided = AvoidedHeads(lambda _peer: True)
+    head = digest_of(b"head")
+    for _ in range(4):
+        avoided.failed(0.0, head, (), was_asked=False)
+    assert avoided.is_avoided(1.0, head, (), lambda: False)
+    assert not avoided.is_avoided(1.0, head, (), lambda: True)
+    avoided.failed(1.0, head, (), was_asked=True)
+    assert avoided.is_avoided(2.0, head, (), lambda: True), "it was asked in vain"
