@@ -248,6 +248,11 @@ class Heads:
         """Returns the stake of each peer that has one at this node's head, in tokens."""
         return self._choice.stakes_at(self.mine)
 
+    @property
+    def newest_credits(self) -> Mapping[PeerId, int]:
+        """Returns what the newest round of this node's head took of each peer, in tokens."""
+        return self._rounds.credits_of(self.mine)
+
     def _has_standing(self, peer: PeerId) -> bool:
         """Returns whether a peer has stake at this node's head."""
         return peer == self._swarm.me or peer in self.stakes

@@ -287,6 +287,7 @@ def open_round(
         verify=verify,
         now=since_seconds,
         hints=hints._replace(
+            missed=tuple(peer for peer in hints.missed if peer not in heads.newest_credits),
             doubted=conduct.doubted(number),
             suspected=conduct.suspected(number),
             unfair=conduct.unfair(number),

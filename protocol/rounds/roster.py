@@ -41,6 +41,7 @@ left 12 to 17 of 86 rounds.
 - A member with stake that was waited for in vain, for longer than that, counts as a stranger here
   until it is in a ring: of the members that say that they train one may never be ready. One that is
   honest and slow offers its work before it trains again, and so is in the third ring at the latest.
+  Halves of a swarm that was cut in two wait for each other again when one took the other's rounds.
 
 A new life of this peer has waited for nobody.
 """

@@ -25,6 +25,7 @@ from gossamer.protocol.rounds.actions import Committed, Signer
 from gossamer.protocol.rounds.commit import Parent
 from gossamer.protocol.rounds.roster import RoundHints, RoundRules
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.chain import credits_of
 from gossamer.protocol.wire.statements import Ready
 from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.scenario import CHUNK_BYTES
@@ -95,6 +96,7 @@ class Turn:
         """The next round's."""
         scenario, checks = world.scenario, world.checks
         number = checks.round_of(head) + 1
+        credited = credits_of(checks.headers[head]) if head in checks.headers else {}
         wronged = world.wronged_of(peer, number)
         doubted, unfair = world.doubted_by(peer, number), world.unfair_to(peer, number)
         self._peer = peer
@@ -119,6 +121,7 @@ class Turn:
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
             hints=hints._replace(
+                missed=tuple(peer for peer in hints.missed if peer not in credited),
                 doubted=doubted,
                 suspected=world.suspected_by(peer, number),
                 unfair=unfair,
