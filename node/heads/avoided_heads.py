@@ -14,7 +14,7 @@ AVOID_SECONDS = 20.0
 UNASKED_SECONDS = 2.0
 """A head is avoided this long if no peer that holds it could be asked: a connection to one may
 come at any moment, and until then no more than this is asked of the others. The time doubles with
-each failure, up to `SIGNER_AVOID_SECONDS_MAX`, and ends when there is such a peer. All that hold a
+each failure, and ends when there is such a peer. All that hold a
 head may be gone for good, and each try ends this node's training."""
 
 FAILURES_MAX = 4
@@ -23,8 +23,8 @@ avoided. Where rounds are quick, the blocks of the first ones may be gone before
 Of other peers one is enough."""
 
 SIGNER_AVOID_SECONDS_MAX = 300.0
-"""Longest time for which the heads of a signer are avoided. It begins with `AVOID_SECONDS` and
-doubles with each failure."""
+"""Longest time for which the heads of a signer are avoided, or a head that nobody can be asked for.
+It begins with `AVOID_SECONDS`, or with `UNASKED_SECONDS`, and doubles with each failure."""
 
 SIGNERS_KEPT = 1024
 """Signers whose failures are remembered; with more, all are forgotten."""
@@ -95,15 +95,14 @@ class AvoidedHeads:
             failures.number += 1
             free = FAILURES_MAX if self._has_standing(peer) else 1
             if failures.number >= free:
-                doublings = min(failures.number - free, 10)
-                seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
-                failures.until_seconds = now + seconds
+                failures.until_seconds = now + _doubled(AVOID_SECONDS, failures.number - free)
 
     def _unasked_seconds(self, head: Digest) -> float:
         if len(self._unasked) >= SIGNERS_KEPT:
             self._unasked.clear()
-        doublings = self._unasked[head] = self._unasked.get(head, -1) + 1
-        return min(UNASKED_SECONDS * float(2 ** min(doublings, 10)), SIGNER_AVOID_SECONDS_MAX)
+        number = self._unasked.get(head, 0)
+        self._unasked[head] = number + 1
+        return _doubled(UNASKED_SECONDS, number)
 
     def reached(self, signers: Collection[PeerId]) -> None:
         """A head of these signers could be reached."""
@@ -117,3 +116,7 @@ class AvoidedHeads:
             return False
         self._blamed[peer] = now + BLAME_SECONDS
         return True
+
+
+def _doubled(seconds: float, times: int) -> float:
+    return min(math.ldexp(seconds, min(times, 10)), SIGNER_AVOID_SECONDS_MAX)

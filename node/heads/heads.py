@@ -259,17 +259,13 @@ class Heads:
 
     def _is_avoided(self, now: float, head: Digest) -> bool:
         signers = self.signers_of(head)
-        return self._avoided.is_avoided(now, head, signers, lambda: bool(self._sources_of(head)))
+        return self._avoided.is_avoided(now, head, signers, lambda: any(self._connected_at(head)))
 
-    def _holders_of(self, head: Digest) -> set[PeerId]:
-        """Connected peers that say that they are at a head."""
-        living = self._swarm.living()
+    def _connected_at(self, head: Digest) -> tuple[set[PeerId], set[PeerId]]:
+        """The connected peers that signed a head, and those that say that they are there."""
+        sources, living = {*self._swarm.sources()}, self._swarm.living()
         announced = {peer for peer, announce in living.items() if announce.head == head}
-        return announced.intersection(self._swarm.sources())
-
-    def _sources_of(self, head: Digest) -> set[PeerId]:
-        """Connected peers that signed a head, or say that they are there."""
-        return self._holders_of(head).union(self.signers_of(head) & {*self._swarm.sources()})
+        return sources & self.signers_of(head), sources & announced
 
     def is_on_disk(self, head: Digest) -> bool:
         """Returns whether this disk has a way to a known head; in a thread."""
@@ -348,9 +344,8 @@ class Heads:
         if isinstance(error, DamagedHereError) or swarm.spares_line():
             self._avoided.failed(now, head, ())
             return
-        holders, sources = self._holders_of(head), self._sources_of(head)
-        signers = self.signers_of(head) & sources
-        self._avoided.failed(now, head, signers, was_asked=bool(sources))
+        signers, holders = self._connected_at(head)
+        self._avoided.failed(now, head, signers, was_asked=bool(signers | holders))
         for peer in sorted(holders):
             if not self._avoided.may_blame(now, peer):
                 continue

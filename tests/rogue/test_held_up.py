@@ -270,7 +270,7 @@ def test_a_member_that_does_little_ends_the_training_of_no_other(tmp_path: Path)
 
 
 MEMBERS_SECONDS = 20.0
-"""Enough for seven waits, of which three may be in vain."""
+"""Enough for six waits, of which three may be in vain."""
 
 
 def test_members_that_only_say_they_train_hold_up_few_rounds(tmp_path: Path) -> None:
