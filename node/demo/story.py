@@ -28,6 +28,7 @@ from gossamer.node.demo.live_view import View, print_summary, what_stays
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.demo.plot import Mark, draw_loss_curve
 from gossamer.node.demo.record import Record
+from gossamer.node.demo.ring_aim import RingAim
 from gossamer.node.telemetry.status import Status
 
 DEFAULT_SECONDS = 100.0
@@ -45,10 +46,6 @@ AIM_SECONDS = 0.01
 
 AIM_LIMIT_SECONDS = 20.0
 """Limit for hitting the middle of a ring, about ten rings. Later any moment of a ring will do."""
-
-SENT_MIN, SENT_MAX = 0.05, 0.45
-"""The middle of a ring: the fraction of a round's bytes that the peer to be killed has sent. The
-first half of the bytes are partial sums, the second half results."""
 
 LEAVE_SECONDS = 8.0
 """Limit for an orderly leave. A slower peer is killed, which loses no committed work."""
@@ -302,9 +299,8 @@ class Demo:
 
     def _aim(self, name: str) -> Status:
         """Waits for the middle of a ring, by the peer's own counters. Returns its status then."""
-        node = self._nodes[name]
+        node, aim = self._nodes[name], RingAim()
         deadline = self.elapsed() + AIM_LIMIT_SECONDS
-        before = self._record.peer(name).status
         next_look = self.elapsed()
         while True:
             self._check_time(f"ring with {name} in it")
@@ -313,14 +309,9 @@ class Demo:
                 next_look = self.elapsed() + POLL_SECONDS
             status = node.status()
             if status is not None:
-                last = status.last_round
-                if status.phase != "averaging" or before is None or before.round != status.round:
-                    before = status
-                elif last is not None:
-                    sent = status.bytes_sent_total - before.bytes_sent_total
-                    is_amid = SENT_MIN * last.bytes_sent <= sent <= SENT_MAX * last.bytes_sent
-                    if is_amid or self.elapsed() > deadline:
-                        return status
+                is_late = status.phase == "averaging" and self.elapsed() > deadline
+                if aim.is_amid(status) or is_late:
+                    return status
             time.sleep(AIM_SECONDS)
 
     def _join_fifth(self, host: str) -> None:
