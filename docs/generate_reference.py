@@ -241,7 +241,7 @@ _ROUTE_TEXTS = {
     "/api/log": "The newest lines of the log, as JSON; needs what orders need.",
     "/join.svg": "The link for `gossamer join` as a QR code.",
     "/metrics": "The metrics, for Prometheus.",
-    "/livez": "200 while the process answers.",
+    "/livez": "200 while the process answers, also where it refuses other requests.",
     "/readyz": "200 while the node takes part in rounds, otherwise 503 with its phase.",
     "/api/pause": "Like `gossamer pause`; `?seconds=7200` is `--for 2h`, and `?after_round=1` is "
     "`--after-round`.",

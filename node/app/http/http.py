@@ -27,7 +27,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gossamer.node.app.http.http_server import IDLE_SECONDS_MAX, Guard, bind_address, serve_app
+from gossamer.node.app.http.http_server import (
+    ALIVE_TEXT,
+    IDLE_SECONDS_MAX,
+    Guard,
+    bind_address,
+    serve_app,
+)
 from gossamer.node.app.http.http_turns import Turns
 from gossamer.node.app.http.order_rules import parse_pause, refuse_order
 from gossamer.node.app.http.page import load_page, qr_code
@@ -193,7 +199,7 @@ def _probe_routes(status: Callable[[], Status], registry: CollectorRegistry) -> 
         return Response(text, headers={"content-type": content_type})
 
     async def show_alive(_request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        return PlainTextResponse(ALIVE_TEXT)
 
     async def show_ready(_request: Request) -> Response:
         now = status()

@@ -50,6 +50,9 @@ UNREAD_SECONDS_MAX = 2.0
 # Pause after a failure of the server itself. Without it a persistent failure would loop at once.
 _RESTART_SECONDS = 1.0
 
+ALIVE_PATH, ALIVE_TEXT = "/livez", "ok\n"
+"""The liveness probe, and its answer while the process answers anything."""
+
 _VERSIONS = ("1.0", "1.1")
 """The versions of HTTP that are spoken. In a later one a body may have no length, and a connection
 that asks for nothing stays open."""
@@ -236,7 +239,15 @@ class Guard:
 
     async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request in whose turn too many others wait. Nothing here waits for its
-        client."""
+        client.
+
+        A liveness probe is answered as always. The answer costs no more than a refusal, and a
+        refusal makes an orchestrator restart a node that is well.
+        """
+        if scope["path"] == ALIVE_PATH:
+            headers = {**self._HEADERS, "connection": "close"}
+            await PlainTextResponse(ALIVE_TEXT, headers=headers)(scope, receive, send)
+            return
         refusal = PlainTextResponse(
             "too many requests wait for this node. Ask again later\n",
             status_code=503,

@@ -104,6 +104,22 @@ def test_a_request_is_refused_at_once_where_too_many_wait(monkeypatch: pytest.Mo
     serving(Node(), use)
 
 
+def test_a_liveness_probe_is_answered_where_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused with 503, for which an orchestrator restarts a node that is well."""
+    monkeypatch.setattr(http, "REQUESTS_RATE", Rate(per_second=0.01, burst=0))
+    monkeypatch.setattr(http_turns, "IN_WORK_MAX", 4)
+    probe = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+    async def use(address: str) -> None:
+        async with _asking(address, 4), _asking(address, 1, probe) as (last,):
+            answer = b"".join([part async for part in last])  # until its connection ends
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"\r\n\r\nok\n")
+        assert b"connection: close" in answer.lower()
+
+    serving(Node(), use)
+
+
 def _num_served() -> int:
     """Connections that have a task in this process."""
     root = trio.lowlevel.current_root_task()
