@@ -4,6 +4,8 @@ to disk as it is."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 
 import msgspec
 
@@ -13,6 +15,8 @@ from gossamer.protocol.accounting.work_records import (
     Offer,
     Offered,
     Share,
+    Work,
+    bytes_of,
     mask_of,
 )
 from gossamer.protocol.state.chain import tokens_taken
@@ -49,7 +53,7 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     since: list[int] = msgspec.field(default_factory=list)
     """Round of the oldest work in each chunk of `pending`; 0 for a chunk without work."""
     saved_chunks: bytes = b""
-    """Mask of the chunks of the vector on disk that are still in `pending`."""
+    """Mask of the chunks of the vector on disk of which all work is still in `pending`."""
     has_grown: bool = False
     """Whether work came into `pending` that is not in the vector on disk."""
 
@@ -69,25 +73,26 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.since = [max(1, since - num_back) if since else 0 for since in self.since]
 
     def add_lot(self, head: bytes, round_number: int, tokens: int) -> None:
-        """A new lot. Those that no known offer holds become one: they need no telling apart."""
-        held = {number for offer in self.offers for number in offer.lots}
-        free = [number for number in self.lots if number not in held]
-        loose = [lot for number in free if (lot := self.lots.pop(number)).carried]
-        same = [lot for lot in loose if lot.head == head]
-        other = [lot for lot in loose if lot.head != head]
-        if other:
-            together = Lot(
-                head=b"",
-                round=min(lot.round for lot in other),
-                carried=sum(lot.carried for lot in other),
-                saved=sum(lot.saved for lot in other),
-            )
-            self.lots = {free[0]: together, **self.lots}
+        """A new lot, with work in all chunks. Lots that no known offer holds, and whose work is in
+        the same chunks, become one: they need no telling apart."""
+        held = {number for offer in self.offers for number in [*offer.lots, *offer.work]}
+        pooled: dict[tuple[bytes, bytes, bytes], Lot] = {}
+        for number, lot in list(self.lots.items()):
+            if number in held:
+                continue
+            kind = (lot.head if lot.head == head else b"", lot.there, lot.on_disk)
+            if kind not in pooled and (lot.carried or lot.there):
+                pooled[kind] = lot
+                lot.head = kind[0]
+                continue
+            del self.lots[number]
+            if kind in pooled:
+                pooled[kind].join(lot)
         self.lots[self.new_number()] = Lot(
             head=head,
             round=round_number,
-            carried=tokens + sum(lot.carried for lot in same),
-            saved=sum(lot.saved for lot in same),
+            carried=tokens,
+            there=bytes_of((1 << len(self.since)) - 1),
         )
 
     def new_number(self) -> int:
@@ -100,15 +105,19 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def offer_taken_by(
         self,
+        head: bytes,
         parent: bytes,
         tokens: int,
         chunks: int | None,
         num_synced: int,
         offered: Offered | None,
     ) -> Offer | None:
-        """The offer that a header on `parent` took: of several the newest that fits what my `Ready`
-        said, or else the header's tokens."""
+        """The offer that the header `head` on `parent` took: the one that it took before, or of
+        several the newest that fits what my `Ready` said, or else the header's tokens."""
         found = self.open_offers_on(parent)
+        for offer in found:
+            if head in offer.heads:
+                return offer
         for offer in reversed(found):
             if offered is not None and (offer.life, offer.tokens) == offered:
                 return offer
@@ -174,7 +183,7 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for number, wanted in amounts.items():
             lot = self.lots[number]
             amount = min(wanted, lot.carried)
-            lot.take_carried(amount)
+            lot.carried -= amount
             lot.dropped += amount
             total += amount
         self.count_dropped(reason, total)
@@ -220,29 +229,139 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         is_there = not self.with_work & ~int.from_bytes(self.saved_chunks)
         return is_there and not (self.with_work and self.has_grown)
 
+    # The work in the chunks
+
+    @property
+    def work(self) -> Work:
+        """The work in `pending`."""
+        return {number: int.from_bytes(lot.there) for number, lot in self.lots.items()}
+
     @property
     def with_work(self) -> int:
         """Mask of the chunks of `pending` that hold work."""
-        return mask_of(since > 0 for since in self.since)
+        return union(self.work)
+
+    def parts_of(self, offer: Offer, chunks: int) -> tuple[int, int, int]:
+        """The chunks of a mask in which `pending` holds work of an offer, as three masks: those in
+        which the offer's vector is this work; of those in which it is not, the ones in which
+        `pending` holds no other work; and the rest."""
+        offered, there = offer.work_in(chunks), self.work
+        shared = union({number: mask & there[number] for number, mask in offered.items()})
+        gone = union({number: mask & ~there[number] for number, mask in offered.items()})
+        other = union({number: mask & ~offered.get(number, 0) for number, mask in there.items()})
+        unclear = shared & (gone | int.from_bytes(offer.void))
+        return shared & ~unclear, unclear & ~other, unclear & other
+
+    def take_work(self, offer: Offer, chunks: int) -> None:
+        """The work of an offer in the chunks of a mask is no longer in `pending`."""
+        for number, mask in offer.work_in(chunks).items():
+            lot = self.lots[number]
+            lot.there = bytes_of(int.from_bytes(lot.there) & ~mask)
+        self.unsave(chunks)
+        work = [(self.lots[number].round, mask) for number, mask in self.work.items() if mask]
+        for chunk, since in enumerate(self.since):
+            if chunks >> chunk & 1:
+                left = [round_number for round_number, mask in work if mask >> chunk & 1]
+                self.since[chunk] = max(since, min(left)) if left else 0
+
+    def put_back(self, offer: Offer, chunks: int) -> None:
+        """The work of an offer in the chunks of a mask is in `pending` again. It is as old as the
+        offer."""
+        for number, mask in offer.work_in(chunks).items():
+            lot = self.lots[number]
+            lot.there = bytes_of(int.from_bytes(lot.there) | mask)
+        round_number = max(1, offer.round)
+        self.since = [
+            min(since or round_number, round_number) if chunks >> chunk & 1 else since
+            for chunk, since in enumerate(self.since)
+        ]
+        self.has_grown = True
 
     def clear(self, chunks: int) -> None:
         """The chunks of a mask become zero in `pending`."""
+        self.forget({number: mask & chunks for number, mask in self.work.items()})
+        for lot in self.lots.values():
+            lot.there = bytes_of(int.from_bytes(lot.there) & ~chunks)
         self.set_since(chunks, 0)
         self.unsave(chunks)
+
+    def forget(self, gone: Work) -> None:
+        """Some work is in `pending` and the chain no more, and never again."""
         for offer in self.offers:
-            self.void(offer, chunks & ~offer.chunks_taken)
+            cut = {number: mask & gone.get(number, 0) for number, mask in offer.work_in(-1).items()}
+            for number, mask in cut.items():
+                offer.work[number] = bytes_of(int.from_bytes(offer.work[number]) & ~mask)
+            offer.work = {number: mask for number, mask in offer.work.items() if mask}
+            offer.void = bytes_of(int.from_bytes(offer.void) | union(cut))
 
-    def void(self, offer: Offer, chunks: int) -> None:
-        """The work of an offer is no longer in the chunks of a mask."""
-        offer.void = self.mask_bytes(int.from_bytes(offer.void) | chunks)
+    def lose_unsaved(self) -> dict[int, int]:
+        """The work that is not on disk is lost. Returns offers with the chunks, as masks, in which
+        their vectors were more than what is left of them, and this is what `pending` is now."""
+        gone: Work = {}
+        lost = self.tokens_not_on_disk()
+        for number, lot in self.lots.items():
+            gone[number] = int.from_bytes(lot.there) & ~int.from_bytes(lot.on_disk)
+            tokens = lost[number]
+            lot.there = lot.on_disk
+            lot.carried -= tokens
+            lot.lost += tokens
+            self.lost += tokens
+        self.forget(gone)
+        self.set_since(~self.with_work, 0)
+        self.has_grown = False
+        renewed: dict[int, int] = {}
+        for offer in self.offers:
+            offered = offer.work_in(-1)
+            other = union({n: mask ^ offered.get(n, 0) for n, mask in self.work.items()})
+            void = int.from_bytes(offer.void)
+            same = void & ~other
+            if same & union(offered):
+                offer.void = bytes_of(void & ~same)
+                renewed[offer.number] = same
+        return renewed
 
-    def void_all_like(self, offer: Offer, chunks: int) -> None:
-        """The work of an offer is lost in the chunks of a mask, and with it that of all offers that
-        share some: two lives offered the same round what waited for its fragment, which has no lot.
-        """
-        for other in self.offers:
-            if other.head == offer.head or not offer.lots.keys().isdisjoint(other.lots):
-                self.void(other, chunks & ~other.chunks_taken)
+    def lose_without_work(self) -> None:
+        """Tokens that are carried while no chunk holds work are lost: their work was lost, and a
+        header took others of the same lots in their place."""
+        if self.with_work:
+            return
+        for lot in self.lots.values():
+            self.lost += lot.carried
+            lot.lost += lot.carried
+            lot.carried = 0
+
+    def tokens_not_on_disk(self) -> dict[int, int]:
+        """The carried tokens of each lot whose work in `pending` is not on disk. A lot whose work
+        is taken in all its chunks may have some left over, as a header takes tokens of all lots
+        alike: they share the fate of all that is in `pending`."""
+        lost: dict[int, int] = {}
+        on_disk = union({n: int.from_bytes(lot.on_disk) for n, lot in self.lots.items()})
+        for number, lot in self.lots.items():
+            there, kept = int.from_bytes(lot.there), int.from_bytes(lot.on_disk)
+            if not there:
+                there, kept = self.with_work, on_disk
+            num_there, num_gone = there.bit_count(), (there & ~kept).bit_count()
+            lost[number] = tokens_taken(lot.carried, num_gone, num_there) if there else lot.carried
+        return lost
+
+    def place_work(self) -> None:
+        """The state may be of a version that did not know which chunks have which work. Then work
+        of all carried lots is taken to be in all chunks that have some. What is on disk of other
+        lots is given up: a round may have it."""
+        chunks = mask_of(since > 0 for since in self.since)
+        if self.with_work or not chunks:
+            return
+        saved = bytes_of(chunks & int.from_bytes(self.saved_chunks))
+        carried = [lot for lot in self.lots.values() if lot.carried]
+        for lot in carried or list(self.lots.values())[-1:]:
+            lot.there = bytes_of(chunks)
+            lot.on_disk = saved if lot.saved or not self.has_grown else b""
+            lot.saved = 0
+        on_disk = union({n: int.from_bytes(lot.on_disk) for n, lot in self.lots.items()})
+        self.unsave(chunks & ~on_disk)
+        for offer in self.offers:
+            mask = chunks & ~int.from_bytes(offer.void) | offer.chunks_taken
+            offer.work = {number: bytes_of(mask) for number in offer.lots} if mask else {}
 
     def set_since(self, chunks: int, since: int) -> None:
         """The oldest work in the chunks of a mask is of the round `since`."""
@@ -250,8 +369,11 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def unsave(self, chunks: int) -> None:
         """The vector on disk no longer holds the chunks of a mask."""
-        self.saved_chunks = self.mask_bytes(int.from_bytes(self.saved_chunks) & ~chunks)
+        self.saved_chunks = bytes_of(int.from_bytes(self.saved_chunks) & ~chunks)
+        for lot in self.lots.values():
+            lot.on_disk = bytes_of(int.from_bytes(lot.on_disk) & ~chunks)
 
-    def mask_bytes(self, mask: int) -> bytes:
-        """A mask of chunks, big-endian, as long as the chunk plan needs."""
-        return mask.to_bytes((len(self.since) + 7) // 8)
+
+def union(work: Work) -> int:
+    """Mask of the chunks that have any of some work."""
+    return reduce(or_, work.values(), 0)

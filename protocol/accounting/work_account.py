@@ -8,12 +8,17 @@ Rules
 -----
 - The work of one local round is a *lot*: its tokens, and the head that it was trained on. It is
   *carried*, which means that it lies in `pending`, until a round takes it or it is given up.
+- Where its work lies is no matter of its tokens: each lot says which chunks of `pending`, and of
+  the vector on disk, hold its work, and each offer says which chunks had work of which lots. So in
+  every chunk a header takes just what it was offered. Where this is not the vector behind the
+  offer any more, because some of it was given up or lost, other work in the chunk is given up.
 - With a `Ready` a peer *offers* all that it carries. The entry of this peer in a committed header
   is about the offer that it made on the header's parent; work that was trained since is no part of
   it. So a ring that commits unheard of takes no more than it was given, however late this becomes
   known.
 - Two lives of a peer may offer as much on the same head. The peer's `Ready` in the roster of a
-  header's ring says which of these offers the header took.
+  header's ring says which of these offers the header took. A header that comes back takes the offer
+  that it took before.
 - A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
   the header's parent, else *late* (they were carried). Chunks of which it did not take this peer's
   part stay in `pending`, and the rest of the tokens stays carried.
@@ -29,7 +34,7 @@ Rules
   nevertheless, and a token has the fate that the first round that takes it decides; its work in the
   other chunks stays in `pending` and goes with whatever round takes these. So work is in every
   chunk at most once in `pending` and the chain together, whichever rounds are missed or left; what
-  of it was not on disk when the process died is lost without tokens of its own.
+  of it was not on disk when the process died, or was stale, is gone without tokens of its own.
 - Work that is carried in memory and was not written (`saved`) is lost with the process, and so are
   steps of a round under way, also where only the trainer died. A header may still turn up that took
   some of it in time: then it was not lost. The same holds for what was dropped.
@@ -61,6 +66,7 @@ from gossamer.protocol.accounting.work_records import (
     Share,
     Taking,
     apportioned,
+    bytes_of,
     mask_of,
 )
 from gossamer.protocol.wire.statements import Span
@@ -160,6 +166,7 @@ class WorkAccount:
             lots=lots,
             spans=tuple(state.spans if spans is None else spans),
             life=life,
+            work={number: lot.there for number, lot in state.lots.items() if lot.there},
         )
         state.offers.append(offer)
         del state.offers[:-OFFERS_MAX]
@@ -201,7 +208,8 @@ class WorkAccount:
             return Settlement(None, 0, 0, 0, 0)
         if exchanged is None:
             exchanged = self._all_chunks
-        offer = state.offer_taken_by(parent, tokens, chunks, exchanged.bit_count(), offered)
+        num_exchanged = exchanged.bit_count()
+        offer = state.offer_taken_by(head, parent, tokens, chunks, num_exchanged, offered)
         if offer is None:
             state.take_forgotten(tokens, offered)
             return Settlement(None, 0, 0, 0, tokens)
@@ -210,26 +218,23 @@ class WorkAccount:
         if chunks is None:
             zeroed, taken = state.give_up(exchanged, ABANDONED), 0
         else:
-            zeroed = 0
-            if any(share.carried for share in shares):
-                # Some of it came back after the rest was given up; which of it is not known.
-                zeroed = state.give_up(chunks & int.from_bytes(offer.void), ABANDONED)
-            taken = chunks & ~int.from_bytes(offer.void)
+            taken, alone, mixed = state.parts_of(offer, chunks)
+            # In the others some of the work behind the offer's vector is gone: it cannot be
+            # subtracted.
+            state.clear(alone)
+            zeroed = alone | state.give_up(mixed, ABANDONED)
         unknown = tokens - sum(share.tokens for share in shares)
-        offer.taking = Taking(head, shares, unknown, state.mask_bytes(taken), counts_spans)
+        offer.taking = Taking(head, shares, unknown, bytes_of(taken), counts_spans)
+        if head not in offer.heads:
+            offer.heads.append(head)
         on_time = offer.taking.on_time
         state.trained += unknown
         state.committed_on_time += on_time
         state.committed_late += tokens - on_time
         if counts_spans:
             state.spans = without(state.spans, offer.spans)
-        newer = [
-            lot.round
-            for number, lot in state.lots.items()
-            if lot.carried and number not in offer.lots
-        ]
-        state.set_since(taken, min(newer, default=0))
-        state.unsave(taken)
+        state.take_work(offer, taken)
+        state.lose_without_work()
         return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
 
     def vector_missing(self, chunks: int) -> None:
@@ -303,18 +308,13 @@ class WorkAccount:
         state.committed_on_time -= taking.on_time
         state.committed_late -= tokens - taking.on_time
         state.lost += taking.unknown
-        back = sum(share.carried for share in taking.shares) if is_back else 0
-        if back == 0:
-            state.void_all_like(offer, mask)
+        if not is_back:
+            state.forget(offer.work_in(mask))
             return Reclaim(0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:
             state.spans = merged([*state.spans, *offer.spans])
-        state.has_grown = True
-        round_number = max(1, offer.round)
-        state.since = [
-            min(since or round_number, round_number) if mask >> chunk & 1 else since
-            for chunk, since in enumerate(state.since)
-        ]
+        state.put_back(offer, mask)
+        back = sum(share.carried for share in taking.shares)
         return Reclaim(mask, taking.on_time, tokens - taking.on_time, back)
 
     def offer_behind(self, head: bytes) -> Offer | None:
@@ -349,10 +349,11 @@ class WorkAccount:
 
     def saved(self) -> None:
         """`pending` is on disk as it is now, and this account with it."""
-        for lot in self.state.lots.values():
-            lot.saved = lot.carried
-        self.state.saved_chunks = self.state.mask_bytes(self._all_chunks)
-        self.state.has_grown = False
+        state = self.state
+        for lot in state.lots.values():
+            lot.on_disk = lot.there
+        state.saved_chunks = bytes_of(self._all_chunks)
+        state.has_grown = False
 
     def restarted(self, *, has_saved: bool = True) -> Restart:
         """The first event of a new life, with the state as it was last written.
@@ -362,35 +363,14 @@ class WorkAccount:
                 lost.
         """
         state = self.state
+        state.place_work()
         if not has_saved:
-            state.saved_chunks = b""
-            for lot in state.lots.values():
-                lot.saved = 0
+            state.unsave(self._all_chunks)
         state.end_local_round(0)
-        gone = {number: lot.carried - lot.saved for number, lot in state.lots.items()}
-        chunks = int.from_bytes(state.saved_chunks)
-        state.set_since(self._all_chunks & ~chunks, 0)
-        offers: dict[int, int] = {}
-        for offer in state.offers:
-            if not any(gone[number] for number in offer.lots):
-                continue
-            # What is on disk has no work that is newer than the offer.
-            if all(
-                lot.carried == offer.lots[n] if n in offer.lots else lot.saved == 0
-                for n, lot in state.lots.items()
-            ):
-                offers[offer.number] = self._all_chunks
-            else:
-                state.void(offer, self._all_chunks & ~offer.chunks_taken)
-        for number, tokens in gone.items():
-            lot = state.lots[number]
-            lot.carried -= tokens
-            lot.lost += tokens
-            state.lost += tokens
+        offers = state.lose_unsaved()
         if not any(offer.head == state.head and offer.taking is None for offer in state.offers):
             # The earlier life may have offered it and not come to write that down.
             last = self.offer(state.head, max(state.since))
             if last is not None:
                 offers[last.number] = self._all_chunks
-        state.has_grown = False
-        return Restart(chunks, offers)
+        return Restart(int.from_bytes(state.saved_chunks), offers)

@@ -30,6 +30,10 @@ ABANDONED = "abandoned"
 """Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
 
 
+Work = dict[int, int]
+"""Work of lots, by the lot's number: the mask of the chunks that it is in."""
+
+
 class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens of one local round that no round has, by where they are."""
 
@@ -39,9 +43,13 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     round: int
     carried: int
     saved: int = 0
-    """Carried tokens whose work is also on disk."""
+    """Carried tokens whose work is on disk, in states of versions without `there`; else 0."""
     dropped: int = 0
     lost: int = 0
+    there: bytes = b""
+    """Mask of the chunks of `pending` that hold its work, big-endian."""
+    on_disk: bytes = b""
+    """Mask of those of them that hold it on disk too."""
 
     def take(self, amount: int, offered: int) -> tuple[int, int, int]:
         """Takes tokens (fewer if it has fewer) of an offer, in proportion to where they are.
@@ -57,17 +65,15 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         lost_since = max(0, self.lost - max(0, before - self.dropped))
         places = [self.carried, dropped_since, lost_since]
         carried, dropped, lost = apportioned(min(amount, sum(places)), places)
-        self.take_carried(carried)
+        self.carried -= carried
         self.dropped -= dropped
         self.lost -= lost
         return carried, dropped, lost
 
-    def take_carried(self, amount: int) -> None:
-        """Takes carried tokens, those on disk and those that are not alike."""
-        if amount:
-            self.saved -= amount * self.saved // self.carried
-            self.carried -= amount
-            self.saved = min(self.saved, self.carried)
+    def join(self, other: Lot) -> None:
+        """The tokens of another lot, whose work is in the same chunks, become its own."""
+        self.round = min(self.round, other.round)
+        self.carried += other.carried
 
 
 class Share(ArrayStruct, frozen=True):
@@ -132,8 +138,13 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Number of the life that made it (`Ready.incarnation`); 0: not known."""
     taking: Taking | None = None
     """The part that a header in this peer's chain took; None if no header took any."""
+    heads: list[bytes] = msgspec.field(default_factory=list)
+    """Digests of the headers that ever took some, in the chain or not."""
+    work: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """Mask of the chunks in which it has work of a lot, by the lot's number. What was given up or
+    lost since is no part of it."""
     void: bytes = b""
-    """Mask of the chunks in which its work is not in `pending` any more, as it was given up."""
+    """Mask of the chunks in which its vector has more than this work."""
 
     @property
     def tokens(self) -> int:
@@ -144,10 +155,19 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Mask of the chunks that a header took; 0: no header took the offer."""
         return 0 if self.taking is None else int.from_bytes(self.taking.chunks)
 
+    def work_in(self, chunks: int) -> Work:
+        """Its work in the chunks of a mask."""
+        return {number: int.from_bytes(mask) & chunks for number, mask in self.work.items()}
+
 
 def mask_of(flags: Iterable[bool]) -> int:
     """A mask with bit c set where flag c is true."""
     return sum(1 << chunk for chunk, flag in enumerate(flags) if flag)
+
+
+def bytes_of(mask: int) -> bytes:
+    """A mask of chunks, big-endian, without zeros before it."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8)
 
 
 def apportioned(total: int, weights: Sequence[int]) -> list[int]:

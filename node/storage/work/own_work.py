@@ -95,6 +95,7 @@ class Work:
         self._files = WorkFiles(directory, pending.size)
         self._journal = Journal(self._files.journal_path, clock)
         self._pending = PendingVector(pending, plan)
+        self._plan = plan
         self._num_chunks = plan.num_chunks
         self._stale_rounds = stale_rounds
         self._tokens_max = tokens_max
@@ -341,22 +342,29 @@ class Work:
         if left.vector is not None:
             self._pending.vector[:] = left.vector
         self._pending.clear(~restart.chunks)
-        numbers = set(restart.offers)
-        newest = self.account.state.offers[-1:]
-        # The process was killed before the vector of its last offer was written, or the disk was
-        # full. What a header took is not in `pending` any more.
-        numbers |= {
-            offer.number
-            for offer in newest
-            if offer.taking is None and not self._files.has_offer(offer.number)
-        }
-        for number in sorted(numbers):
-            self._write_offer(number, (self._pending.vector,))
+        renewed = dict(restart.offers)
+        for offer in self.account.state.offers[-1:]:
+            # The process was killed before the vector of its last offer was written, or the disk
+            # was full. What a header took is not in `pending` any more.
+            if offer.taking is None and not self._files.has_offer(offer.number):
+                renewed[offer.number] = (1 << self._num_chunks) - 1
+        for number in sorted(renewed):
+            self._renew_offer(number, renewed[number])
         if self.account.state.lost > lost:
             log.info("work was lost with the process", tokens=self.account.state.lost - lost)
         elif waited:
             log.info("work that waited for the round of its fragment was lost with the process")
         self._note()
+
+    def _renew_offer(self, number: int, chunks: int) -> None:
+        """Writes the vector of an offer anew: it is `pending` in the chunks of a mask."""
+        if chunks == (1 << self._num_chunks) - 1:
+            self._write_offer(number, (self._pending.vector,))
+        elif (vector := self._files.read_offer(number)) is not None:
+            renewed = PendingVector(vector.copy(), self._plan)
+            renewed.clear(chunks)
+            renewed.add(self._pending.vector, chunks)
+            self._write_offer(number, (renewed.vector,))
 
     def _note(self) -> None:
         """Publishes the account after an event: status, metrics and journal."""

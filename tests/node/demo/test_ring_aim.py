@@ -1,7 +1,8 @@
 """The moment at which the demo kills a peer."""
 
 from gossamer.node.demo.ring_aim import RingAim
-from gossamer.node.telemetry.status import LastRound, Phase, Status
+from gossamer.node.telemetry.status import LastRound, Status
+from gossamer.protocol.wire.statements import Phase
 
 
 def look(round_number: int, phase: Phase, sent: int) -> Status:

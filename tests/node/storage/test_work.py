@@ -321,6 +321,29 @@ def test_what_was_taken_after_saving_does_not_come_back(tmp_path: Path) -> None:
     assert new.holds(1.0)
 
 
+def test_what_a_round_took_of_an_offer_outlives_the_kill_that_lost_the_rest(
+    tmp_path: Path,
+) -> None:
+    """The vector of the offer is written anew in the chunks that the round did not take."""
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.take(H1, H0, 50, 0b0011)
+    life.work.save()
+    life.train(H1, 2, 2.0)
+    life.work.offer(H1, 2)
+    life.take(H2, H1, 38, 0b0100)
+    assert life.holds(2.0, 2.0, 0.0, 3.0)
+
+    life = Life(tmp_path)
+    assert life.holds(0.0, 0.0, 0.0, 1.0)
+
+    life.work.abandoned(H2, H1, 38, 2)
+    assert life.holds(0.0, 0.0, 3.0, 1.0)
+    life.take(H2, H1, 150, ALL)
+    assert life.holds(0.0)
+
+
 def test_a_kill_between_the_two_files(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.train(H0, 1, 1.0)

@@ -14,6 +14,7 @@ from gossamer.protocol.accounting.work_records import (
     LATE,
     Offer,
     Offered,
+    Settlement,
     apportioned,
     mask_of,
 )
@@ -201,6 +202,24 @@ def test_a_head_that_comes_back_takes_the_same_again() -> None:
     assert fates(one) == (50, 0, 0, 0, 50)
 
 
+def test_a_head_that_comes_back_takes_the_offer_that_it_took_before() -> None:
+    """A later offer on the same head has as many tokens."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    first = offered(one, H0, 1)
+    one.committed_by(H1, H0, 100, ALL, counts_spans=True)
+    one.trained(H1, 2, 100, [])
+    second = offered(one, H1, 2)
+    one.abandoned(H1, H0, 100, 1)
+    one.state.drop_excess(100)
+    offered(one, H0, 1)
+
+    assert one.committed_by(H1, H0, 100, ALL, counts_spans=True).offer == first.number
+    assert one.committed_by(H2, H1, 100, ALL, counts_spans=True).offer == second.number
+    assert fates(one) == (200, 0, 0, 0, 0)
+    assert one.state.trained == 200
+
+
 def test_of_an_abandoned_round_what_is_stale_is_dropped() -> None:
     one = account()
     one.trained(H0, 1, 100, [])
@@ -367,6 +386,133 @@ def test_a_round_that_had_the_work_of_a_killed_process_had_it() -> None:
     assert fates(new) == (150, 50, 0, 150, 50)
 
 
+def test_a_round_that_had_work_without_tokens_of_a_killed_process_had_it() -> None:
+    one = account()
+    one.trained(H0, 1, 10, [])
+    offered(one, H0, 1)
+    one.saved()
+    one.trained(H0, 1, 10, [])
+    offered(one, H0, 1)
+    one.state.drop_excess(10)  # the tokens of the work on disk, which stays in `pending`
+    one = restarted(one)
+
+    settled = one.committed_by(H1, H0, 20, ALL, counts_spans=True)
+
+    assert (settled.taken, settled.zeroed) == (ALL, 0)
+    assert not one.has_work
+    assert fates(one) == (20, 0, 0, 0, 0)
+
+
+def test_work_of_another_offer_stays_where_all_of_one_was_dropped() -> None:
+    one = account()
+    one.trained(H0, 1, 10, [])
+    offered(one, H0, 1)
+    one.state.drop_excess(5)
+    one.drop(LATE)
+    one.trained(H0, 1, 7, [])
+
+    settled = one.committed_by(H1, H0, 10, ALL, counts_spans=True)
+
+    assert (settled.taken, settled.zeroed) == (0, 0)
+    assert fates(one) == (10, 0, 0, 0, 7)
+
+
+def test_work_without_tokens_that_a_killed_process_lost_is_not_taken() -> None:
+    one = account()
+    one.trained(H0, 1, 10, [])
+    offered(one, H0, 1)
+    one.trained(H0, 1, 10, [])
+    one.state.drop_excess(10)  # the tokens of what was offered, which stays in `pending`
+    one = restarted(one)
+
+    settled = one.committed_by(H1, H0, 10, ALL, counts_spans=True)
+
+    assert (settled.taken, settled.zeroed) == (0, 0), "it is in no `pending`"
+    assert fates(one) == (10, 0, 0, 10, 0)
+
+
+def test_work_without_tokens_stays_where_an_older_offer_is_taken() -> None:
+    one = account()
+    one.trained(H0, 1, 10, [])
+    offered(one, H0, 1)
+    one.trained(H0, 2, 10, [])
+    one.state.drop_excess(0)
+
+    settled = one.committed_by(H1, H0, 10, ALL, counts_spans=True)
+
+    assert (settled.taken, settled.zeroed) == (ALL, 0)
+    assert one.state.since == [2] * NUM_CHUNKS
+    assert not one.state.is_saved
+    assert fates(one) == (10, 0, 10, 0, 0)
+
+
+def test_what_was_saved_together_with_work_that_a_round_took_is_not_on_disk_any_more() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.trained(H0, 1, 50, [])
+    one.saved()
+    one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
+    assert not one.state.is_saved
+
+    new = restarted(one)
+
+    assert fates(new) == (50, 0, 0, 25, 75)
+    assert new.state.since == [0, 0, 1, 1]
+
+
+def test_a_chunk_that_had_no_work_when_it_was_saved_has_none_after_a_restart() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
+    one.saved()
+    one.abandoned(H1, H0, 50, 2)
+    assert not one.state.is_saved
+
+    new = restarted(one)
+
+    assert new.state.since == [0, 0, 1, 1]
+    assert fates(new) == (0, 0, 0, 50, 50)
+    assert new.state.is_saved
+    settled = new.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
+    assert settled.taken == 0, "it is in no `pending`"
+    assert new.state.is_saved
+
+
+def test_tokens_left_over_by_rounds_are_lost_with_the_work_that_they_lay_beside() -> None:
+    one = account()
+    one.trained(H0, 1, 6, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 3, 0b1001, counts_spans=True)
+    one.trained(H1, 2, 1, [])
+    offered(one, H1, 2)
+    one.committed_by(H2, H1, 2, 0b0110, counts_spans=True)
+    # The rounds have the first work in all chunks, and not all of its tokens.
+    assert one.carried == 2
+
+    new = restarted(one)
+
+    assert not new.has_work
+    assert fates(new) == (3, 2, 0, 2, 0)
+
+
+def test_no_tokens_stay_where_no_work_is_left() -> None:
+    one = account()
+    one.trained(H0, 1, 5, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 2, 0b0001, counts_spans=True)
+    new = restarted(one)
+    assert fates(new) == (2, 0, 0, 3, 0)
+    new.abandoned(H1, H0, 2, 1)
+    assert fates(new) == (0, 0, 0, 3, 2)
+
+    new.committed_by(H1, H0, 2, 0b0001, counts_spans=True)
+
+    assert not new.has_work
+    assert fates(new) == (2, 0, 0, 3, 0)
+
+
 def test_a_killed_process_that_did_not_write_down_its_offer() -> None:
     one = account()
     one.state.head = H0
@@ -414,8 +560,8 @@ def test_the_vector_of_an_offer_after_a_restart() -> None:
     one.trained(H0, 1, 20, [])
     offered(one, H0, 1)
     one.committed_by(H1, H0, 80, 0b0011, counts_spans=True)
-    assert fourth.number not in one.restarted().offers
-    assert int.from_bytes(fourth.void) == ALL, "which part of what is left it had is not known"
+    assert one.restarted().offers[fourth.number] == 0b1100, "a header took the rest of it"
+    assert int.from_bytes(fourth.void) == 0
 
 
 def test_a_chunk_that_was_taken_after_saving_does_not_come_back() -> None:
@@ -633,3 +779,82 @@ def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(life: int) -> 
     assert one.state.trained == 100 * num_rounds + num_more
     assert fates(one)[:2] == (0, 25)
     assert one.dropped + one.state.lost == gone - 25 + num_more
+
+
+def whole(one: WorkAccount, head: bytes, parent: bytes, tokens: int, chunks: int) -> Settlement:
+    """A round of some chunks that takes work in all of them."""
+    return one.committed_by(head, parent, tokens, chunks, counts_spans=True, exchanged=chunks)
+
+
+@pytest.mark.parametrize("newer", [0, 20])
+def test_what_waits_for_its_turn_and_was_dropped_with_one_offer_is_in_no_other(newer: int) -> None:
+    """The later offer is to another round and has no tokens of it."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.trained(H0, 1, 50, [])
+    offered(one, H0, 1)
+    whole(one, H1, H0, 100, LOW)
+    offered(one, H1, 2)
+    whole(one, H2, H1, 50, HIGH)
+    one.trained(H2, 3, 30, [])
+    offered(one, H2, 3)  # with what waits in the low chunks
+    one.trained(H2, 3, newer, [])
+    one.abandoned(H2, H1, 50, 1)
+    one.abandoned(H1, H0, 100, 1)
+    assert whole(one, H3, H0, 150, LOW).taken == LOW
+    one.abandoned(H3, H0, 150, 1 + STALE_ROUNDS + 1)
+
+    assert whole(one, H1, H0, 100, LOW).taken == 0
+    assert whole(one, H2, H1, 50, HIGH).taken == HIGH
+    settled = whole(one, digest_of(b"other"), H2, 30, LOW)
+
+    assert (settled.taken, settled.zeroed) == (0, LOW)
+    # The newer work cannot be told from the other in the low chunks, and is in the high ones.
+    assert fates(one) == (130, 50, newer // 2, 0, newer - newer // 2)
+
+
+def test_what_a_killed_process_lost_of_an_offer_in_some_chunks() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
+    one.saved()
+    one.trained(H1, 2, 50, [])
+    offer = offered(one, H1, 2)
+    one.committed_by(H2, H1, 25, 0b0100, counts_spans=True, exchanged=HIGH)
+    one.trained(H2, 3, 50, [])
+
+    restart = one.restarted()
+
+    assert restart.chunks & 0b1100 == 0b1000
+    assert restart.offers[offer.number] & 0b1100 == 0b1000, "a header took the rest"
+    assert one.state.since == [0, 0, 0, 1]
+    assert one.abandoned(H2, H1, 25, 3).chunks == 0b0100
+
+
+def test_the_state_of_an_older_version() -> None:
+    """It does not say which chunks have which work."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
+    one.saved()
+    one.trained(H1, 2, 40, [])
+    offered(one, H1, 2)
+    old = msgspec.to_builtins(one.state, str_keys=False)
+    for lot, saved in zip(old["lots"].values(), [50, 0], strict=True):
+        del lot["there"], lot["on_disk"]
+        lot["saved"] = saved
+    for offer in old["offers"]:
+        del offer["work"], offer["heads"]
+    state = msgspec.convert(old, AccountState)
+    new = WorkAccount(NUM_CHUNKS, STALE_ROUNDS, state)
+
+    new.restarted()
+
+    assert fates(new)[3:] == (40, 50)
+    settled = new.committed_by(H2, H1, 90, ALL, counts_spans=True)
+    assert (settled.taken, settled.zeroed) == (ALL, 0)
+    assert not new.has_work
+    assert fates(new) == (90, 50, 0, 0, 0)

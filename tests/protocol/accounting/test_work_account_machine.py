@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gossamer.protocol.accounting.account_state import AccountState
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import Settlement
+from gossamer.protocol.accounting.work_records import Settlement, mask_of
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span
@@ -199,6 +199,9 @@ class AccountMachine(RuleBasedStateMachine):
             )
             assert reclaim.on_time + reclaim.late == block.tokens
             assert reclaim.carried <= block.tokens
+            if offer is not None and len(way) + 1 - offer.round > STALE_ROUNDS:
+                # It is dropped, also where rounds of the other branch have its tokens.
+                self.is_waiting_lost |= len(self.turns) > 1
             for chunk in bits(reclaim.chunks):
                 assert offer is not None
                 self.pending[chunk].update(self.offers[offer.number][chunk])
@@ -299,10 +302,18 @@ class AccountMachine(RuleBasedStateMachine):
         assert unknown == 0 or (unknown > 0 and not self.is_knowing)
         numbers = [state.committed_on_time, state.committed_late, state.lost, state.trained]
         assert min([*numbers, *state.dropped.values()]) >= 0
-        for lot in state.lots.values():
-            assert 0 <= lot.saved <= lot.carried
+        not_on_disk = state.tokens_not_on_disk()
+        for number, lot in state.lots.items():
+            assert 0 <= not_on_disk[number] <= lot.carried
             assert lot.dropped >= 0
             assert lot.lost >= 0
+
+    @invariant()
+    def knows_which_chunks_have_work(self) -> None:
+        state = self.account.state
+        with_work = mask_of(any(chunk.values()) for chunk in self.pending)
+        assert state.with_work == mask_of(since > 0 for since in state.since) == with_work
+        assert with_work or not self.account.carried, "tokens without work"
 
     @invariant()
     def is_what_the_chain_says(self) -> None:
