@@ -12,7 +12,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -107,12 +107,20 @@ class Identity:
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise ValueError("not an Ed25519 key")
+        except InternalError as error:
+            # One wrong bit names another kind of key, of which these are too few bytes. OpenSSL's
+            # own account of that is no help to anybody.
+            raise cls._damaged(path, "not an Ed25519 key") from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise IdentityError(
-                f"the identity file {path} is damaged ({error}); restore it from a backup, "
-                "or delete it to start as a new peer"
-            ) from error
+            raise cls._damaged(path, str(error)) from error
         return cls(key)
+
+    @staticmethod
+    def _damaged(path: Path, reason: str) -> IdentityError:
+        return IdentityError(
+            f"the identity file {path} is damaged ({reason}); restore it from a backup, "
+            "or delete it to start as a new peer"
+        )
 
     @property
     def peer_id(self) -> PeerId:

@@ -145,8 +145,7 @@ class Fp16Codec:
         self, data: Buffer, num_elements: int, out: Float32Array | None = None
     ) -> Float32Array:
         scale, halves = self._parts(data, num_elements)
-        values = np.empty(num_elements, np.float32) if out is None else out
-        np.multiply(halves, scale, out=values, dtype=np.float32)
+        values = _scaled(halves, scale, out)
         check_decoded(values)
         return values
 
@@ -155,7 +154,7 @@ class Fp16Codec:
         with the infinite one and NaN behind all others: the last one shows for all."""
         scale, halves = self._parts(data, num_elements)
         largest = (halves.view("<u2") & np.uint16(0x7FFF)).max(keepdims=True).view(np.float16)
-        check_decoded(largest.astype(np.float32) * scale)
+        check_decoded(_scaled(largest, scale))
 
     def _parts(self, data: Buffer, num_elements: int) -> tuple[np.float32, NDArray[np.float16]]:
         """The scale and the halves, (num_elements,). Raises MalformedError."""
@@ -164,6 +163,15 @@ class Fp16Codec:
         if not _SCALE_MIN <= scale <= _SCALE_MAX or np.frexp(scale)[0] != 0.5:
             raise MalformedError(f"the scale of an fp16 chunk is {scale}, not a power of two")
         return np.float32(scale), np.frombuffer(data, dtype="<f2", offset=_SCALE_BYTES)
+
+
+def _scaled(
+    halves: NDArray[np.float16], scale: np.float32, out: Float32Array | None = None
+) -> Float32Array:
+    """The values of halves, written to `out` if given. NaN stays NaN, for the caller to refuse."""
+    # Of a signalling NaN, which only damage or malice writes, numpy warns otherwise.
+    with np.errstate(invalid="ignore"):
+        return np.multiply(halves, scale, out=out, dtype=np.float32)
 
 
 _SCALE_BYTES = 4

@@ -245,7 +245,8 @@ def _read_into(out: NDArray[np.float32], stored: StoredTensor) -> None:
             values = np.frombuffer(data, dtype=_TYPES[stored.dtype])
             if stored.dtype == "BF16":  # the upper half of an fp32 value
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            with np.errstate(over="ignore"):  # an fp64 value beyond fp32, told below
+            # An fp64 value beyond fp32, or a signalling NaN. Both are told below.
+            with np.errstate(over="ignore", invalid="ignore"):
                 part[:] = values
             if not np.isfinite(part).all():
                 raise ValueError("has values that are not finite")

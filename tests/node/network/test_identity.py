@@ -68,6 +68,17 @@ def test_other_kind_of_key_is_refused(tmp_path: Path) -> None:
         Identity.load_or_create(path)
 
 
+def test_a_file_whose_kind_of_key_is_damaged_says_what_to_do(tmp_path: Path) -> None:
+    """One wrong bit makes an X448 key of it, which is 56 bytes long."""
+    path = tmp_path / "identity.pem"
+    Identity.load_or_create(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"AwBQYDK2Vw", b"AwBQYDK2Vv"))
+    assert path.read_bytes() != whole
+    with pytest.raises(IdentityError, match=r"is damaged \(not an Ed25519 key\).*delete it"):
+        Identity.load_or_create(path)
+
+
 def test_file_open_to_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "identity.pem"
     Identity.load_or_create(path)

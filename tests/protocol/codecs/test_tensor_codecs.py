@@ -162,6 +162,14 @@ def test_fp16_values_out_of_range_are_malformed(bad: float) -> None:
         codec("fp16").decode(struct.pack("<f3e", 2.0**86, 1, -65504, 2), 3)
 
 
+@pytest.mark.parametrize("bits", [0x7C01, 0x7DFF, 0xFC01, 0xFDFF])
+def test_a_signalling_nan_in_fp16_is_malformed_and_numpy_does_not_warn(bits: int) -> None:
+    data = struct.pack("<fe2H", 1.0, 1, bits, 0)
+    for read in (codec("fp16").decode, codec("fp16").check):
+        with pytest.raises(MalformedError, match="not finite or above"):
+            read(data, 3)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, 3.0, np.nan, np.inf, 2.0**-101, 2.0**87, 1e-45])
 def test_fp16_takes_no_other_scale_than_encode_writes(scale: float) -> None:
     with pytest.raises(MalformedError, match="scale"):

@@ -234,6 +234,15 @@ def test_values_that_are_not_finite_are_told_when_they_are_read(tmp_path: Path) 
         weights.read()
 
 
+def test_a_signalling_nan_is_told_and_numpy_does_not_warn(tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    make_folder(folder, config_of_family("llama"))
+    values = np.full(32, 0x7FF4 << 48, np.uint64).view(np.float64)
+    _with_tensors(lambda all_: all_.update({NORM: values}))(folder)
+    with pytest.raises(FolderError, match=r"norm.weight has values that are not finite"):
+        open_pretrained(folder).weights.read()
+
+
 def test_superfluous_tensors_are_left_out_as_transformers_does(tmp_path: Path) -> None:
     folder = tmp_path / "given"
     make_folder(folder, config_of_family("llama", tie_word_embeddings=True))
