@@ -39,6 +39,13 @@ from gossamer.trainer.ipc.messages import Shared
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
+SERVED_RINGS_MAX = 2
+"""Committed rings whose members this node still serves when it begins another round. Each of them
+keeps a stream of each neighbour and the averages of its round. A member that votes for another
+header, or for none, makes each ring last for `decisions.LINGER_SECONDS`. With short rounds there
+were more of them than a peer may have streams (`transport.STREAMS_PER_PEER_MAX`), and neighbours
+took each other for dead."""
+
 
 class ActiveRounds:
     """Hands events on to the rounds that they concern (a `SwarmListener`)."""
@@ -78,6 +85,9 @@ class ActiveRounds:
         Args:
             task_status: is started when the round has begun.
         """
+        committed = [each for each in self._drivers if each.committed is not None]
+        for each in committed[:-SERVED_RINGS_MAX]:
+            each.cancel()
         self._drivers.append(driver)
         try:
             await driver.run(task_status)

@@ -62,7 +62,8 @@ anew, and with it all waits for members that keep it up.
   have mended that of another one, it came over a slow line, or the time ran for the ring of another
   one.
 - When its ring is void and it gathers again, these rules begin anew.
-- A peer opens at most `OPENED_OF_ONE_MAX` rosters of one organiser. It does not look at others.
+- A peer opens rosters of one organiser until these have `OPENED_MEMBERS_MAX` members together. It
+  does not look at others.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
+from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.actions import LeftOut
 from gossamer.protocol.rounds.gathering import Gatherer
@@ -112,9 +114,11 @@ members that went there have accused one that comes later. Mended rosters come w
 OF_ONE_MAX = 3
 """The ring of an honest organiser, one that it mended, and one after a restart."""
 
-OPENED_OF_ONE_MAX = 64
-"""Rosters of one organiser for one head, of attempts that fail one after the other. To open one of
-100 members that list their links takes some 20 ms, and gossip brings 60 a second of one author."""
+OPENED_MEMBERS_MAX = 4 * limits.RING_MEMBERS_MAX
+"""Members of all rosters of one organiser for one head. To open one takes some 0.15 ms a member, or
+0.25 in the largest rings, where members list their links: a quarter of a second of each organiser.
+Attempts fail one after the other, but one among 100 members organises each hundredth of them: ten
+rosters are enough for it, as are 341 for one among three."""
 
 
 class Follow(NamedTuple):
@@ -182,6 +186,7 @@ class RingChoice:
         self._in_vain: frozenset[PeerId] = frozenset()
         """Peers for which this peer waited in vain before it followed a ring."""
         self._opened: Counter[PeerId] = Counter()
+        """Members of the rosters of each organiser."""
         self._since_seconds: float | None = None
         """Local time at which the first ring was followed."""
         self._followed: Counter[PeerId] = Counter()
@@ -193,10 +198,10 @@ class RingChoice:
 
     # Events
 
-    def may_open(self, organiser: PeerId) -> bool:
+    def may_open(self, organiser: PeerId, num_members: int) -> bool:
         """A roster of an organiser came. Returns whether this peer looks at it."""
-        self._opened[organiser] += 1
-        return self._opened[organiser] <= OPENED_OF_ONE_MAX
+        self._opened[organiser] += num_members
+        return self._opened[organiser] <= OPENED_MEMBERS_MAX
 
     def heard(
         self, now: float, ring: Ring, companions: Collection[PeerId]

@@ -382,10 +382,12 @@ def open_roster(
 
 def preference(ring: Ring) -> tuple[int, int, bytes, bytes]:
     """The order of rings for one head: the ring with the lower value is followed."""
-    roster = ring.roster
-    return (
-        roster.attempt,
-        -len(ring.members),
-        rank(roster.head, roster.attempt, ring.organiser),
-        ring.ring_id,
-    )
+    return preference_of(ring.roster, ring.organiser, ring.ring_id)
+
+
+def preference_of(
+    roster: Roster, organiser: PeerId, ring_id: Digest
+) -> tuple[int, int, bytes, bytes]:
+    """The same of a roster that need not be opened for it."""
+    place = rank(roster.head, roster.attempt, organiser)
+    return roster.attempt, -len(roster.members), place, ring_id

@@ -40,10 +40,17 @@ from gossamer.protocol.rounds.ring.link_rates import RingLinkRates
 from gossamer.protocol.rounds.ring.ring import RingReduce
 from gossamer.protocol.rounds.ring.ring_members import FOLLOWS_ANOTHER
 from gossamer.protocol.rounds.ring_choice import Choice, Follow, Mend, Refuse
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
+from gossamer.protocol.rounds.roster import (
+    Ring,
+    make_roster,
+    open_roster,
+    preference,
+    preference_of,
+)
 from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
 from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.envelopes import ring_id_of
 from gossamer.protocol.wire.statements import (
     Accusation,
     LinkRate,
@@ -168,27 +175,35 @@ class Round(RoundView):
         return [publish, *self._roster(now, publish.signed, roster)]
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
-        if signed.author != self._me and not self._choice.may_open(PeerId(signed.author)):
-            return []
-        run_id, rules = self._signer.run_id, self._rules.ring_rules
-        ring = open_roster(signed, roster, run_id, self._verify, rules)
-        if ring.ring_id in self._void_rings:
-            return []
+        organiser, ring_id = PeerId(signed.author), ring_id_of(signed)
         mine = self._gatherer.mine
         # By author as well: another peer may say the same of its work, or copy this peer's words.
         named = {(member.author, member.payload) for member in roster.members}
-        if mine is None or (mine.author, mine.payload) not in named:
+        names_me = mine is not None and (mine.author, mine.payload) in named
+        # To open a roster takes far longer than all that can be seen without that.
+        if names_me and not self._may_replace(roster, organiser, ring_id):
+            return []
+        if ring_id in self._void_rings:
+            return []
+        if organiser != self._me and not self._choice.may_open(organiser, len(roster.members)):
+            return []
+        run_id, rules = self._signer.run_id, self._rules.ring_rules
+        ring = open_roster(signed, roster, run_id, self._verify, rules)
+        if not names_me:
             return self._note_foreign(ring, "restarted")  # it would wait for work that is lost
-        followed = self._followed
-        if followed is not None and self._phase == "following":
-            is_other = ring.ring_id != followed.ring.ring_id
-            is_preferred = preference(ring) < preference(followed.ring)
-            if not is_preferred and not (followed.is_out and is_other):
-                return []
-        if ring.organiser == self._me:
+        if organiser == self._me:
             return self._follow(now, ring)
         left_out, choice = self._choice.heard(now, ring, self._companions)
         return [*left_out, *self._choose(now, choice)]
+
+    def _may_replace(self, roster: Roster, organiser: PeerId, ring_id: Digest) -> bool:
+        """Returns whether a roster that names this peer may lead it to another ring."""
+        followed = self._followed
+        if followed is None or self._phase != "following":
+            return True
+        if followed.is_out and ring_id != followed.ring.ring_id:
+            return True
+        return preference_of(roster, organiser, ring_id) < preference(followed.ring)
 
     def _choose(self, now: float, choice: Choice) -> list[Action]:
         """Another peer's ring is followed, mended or refused."""

@@ -13,13 +13,14 @@ strangers that ask more often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, TypeAlias
 
 import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
+from gossamer.node.network.held_pages import RECORD_PAGES_MAX, HeldPages, place_for_page
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import FRAME_MESSAGE_BYTES_MAX, KIB
 
@@ -57,6 +58,8 @@ class Uploads:
         self._no_member = trio.Event()
         self._turns: dict[tuple[PeerId, Kind], tuple[trio.Lock, int]] = {}
         """The lock of each stranger that waits, and how many of its pieces do."""
+        self._pages_of_members = HeldPages(RECORD_PAGES_MAX)
+        self._pages_of_strangers = HeldPages(RECORD_PAGES_MAX)
 
     @contextmanager
     def serving(self, peer: PeerId) -> Iterator[None]:
@@ -99,6 +102,16 @@ class Uploads:
             else:
                 del self._turns[key]
 
-    async def page_turn(self, peer: PeerId) -> None:
-        """Returns when a page of records may be read and go to a peer."""
+    @asynccontextmanager
+    async def page(self, peer: PeerId) -> AsyncIterator[None]:
+        """A context in which a page of records is read and goes to a peer.
+
+        Raises:
+            StreamClosed: the peer did not take it in time, and others wait.
+        """
         await self.turn(peer, PAGE_BYTES, "records")
+        is_member = self.is_member(peer)
+        async with place_for_page(
+            self._pages_of_members if is_member else self._pages_of_strangers
+        ):
+            yield

@@ -270,8 +270,8 @@ class ChainCheckpoints:
             request = decode_checkpoint_request(
                 await receive_message(stream, CHECKPOINT_REQUEST_BYTES_MAX)
             )
-            await self._uploads.page_turn(stream.peer_id)
-            await send_frame(stream, self._answer(request))
+            async with self._uploads.page(stream.peer_id):
+                await send_frame(stream, self._answer(request))
 
     def _answer(self, request: CheckpointRequest) -> bytes:
         if isinstance(request, PathRequest):

@@ -192,9 +192,11 @@ class ChainRecords:
             message = await receive_message(stream, CHAIN_REQUEST_BYTES_MAX)
             request = decode_chain_request(message)
             # Before the records are read: that takes more than to ask for them.
-            await self._uploads.page_turn(stream.peer_id)
-            chain = self._committed.chain
-            records = await self._run_in_thread(
-                lambda: chain.records_after(Digest(request.head), request.after_round)
-            )
-            await send_frame(stream, to_msgpack(records))
+            async with self._uploads.page(stream.peer_id):
+                chain = self._committed.chain
+                page = await self._run_in_thread(
+                    lambda: to_msgpack(
+                        chain.records_after(Digest(request.head), request.after_round)
+                    )
+                )
+                await send_frame(stream, page)

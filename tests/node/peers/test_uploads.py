@@ -163,9 +163,9 @@ def test_pages_of_records_do_not_wait_behind_the_blocks_of_the_same_peer(tmp_pat
             here.nursery.start_soon(here.drain, "newcomer", clients["newcomer"], 15)
             await trio.sleep(5.0)
             began = trio.current_time()
-            await here.service.uploads.page_turn(clients["newcomer"].peer_id)
-            # Of each kind one piece stands in the line.
-            assert trio.current_time() - began < 2 * len(BLOCK) / BYTES_PER_SECOND
+            async with here.service.uploads.page(clients["newcomer"].peer_id):
+                # Of each kind one piece stands in the line.
+                assert trio.current_time() - began < 2 * len(BLOCK) / BYTES_PER_SECOND
 
     run_simulated(main)
 

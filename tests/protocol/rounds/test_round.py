@@ -59,7 +59,7 @@ from gossamer.protocol.rounds.ring.patience import (
     kept_seconds,
 )
 from gossamer.protocol.rounds.ring.ring_members import ANSWER_SECONDS, BASELESS, REPEATED
-from gossamer.protocol.rounds.ring_choice import OPENED_OF_ONE_MAX
+from gossamer.protocol.rounds.ring_choice import OPENED_MEMBERS_MAX
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     NO_HINTS,
@@ -858,13 +858,27 @@ def test_few_rosters_of_one_organiser_are_opened_for_one_head(
     monkeypatch.setattr(round_module, "open_roster", counting)
     round_ = machine()
     round_.expect(0.0, [NEXT, LAST])
-    for number in range(2 * OPENED_OF_ONE_MAX):
-        flooded = make_roster(HEAD, 5, 0, {NEXT: sealed(NEXT, ready(sequence=number))}, RING_RULES)
+    others = envelopes(peers(100)[3:])
+    num_rosters = OPENED_MEMBERS_MAX // (len(others) + 1)
+    for number in range(2 * num_rosters):
+        members = {NEXT: sealed(NEXT, ready(sequence=number)), **others}
+        flooded = make_roster(HEAD, 5, 0, members, RING_RULES)
         round_.statement(0.0, sealed(NEXT, flooded), flooded)
-    assert opened == [NEXT] * OPENED_OF_ONE_MAX
+    assert opened == [NEXT] * num_rosters
     round_.ready(1.0, ready())
     round_.statement(1.0, *roster([LAST, ME]))
     assert round_.ring is not None
+
+
+def test_a_roster_that_leads_to_no_other_ring_is_not_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member of a ring may have hundreds of them for a head from members that lie together."""
+    round_, _ = in_ring()
+    monkeypatch.setattr(round_module, "open_roster", None)
+    for attempt in range(1, 10):
+        round_.statement(0.0, *roster(MEMBERS, attempt))
+    assert round_.state == "reducing"
 
 
 def test_a_ring_of_the_last_attempt_leaves_its_round_to_others() -> None:
