@@ -265,6 +265,8 @@ class _PendingRound(RoundWork):
         self._may_go_on = False
         if self._training is not None:
             await self._training.end(self._machine.head, self._machine.number)
+        else:
+            self._trainings.progress.inner_step = 0
 
     @property
     def has_work(self) -> bool:

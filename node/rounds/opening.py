@@ -318,7 +318,7 @@ def _sayable(loss: float | None) -> float:
 def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan, number: int) -> RoundRules:
     manifest, in_ring = context.manifest, mode.ring_duration
     inner, outer, rounds = manifest.inner, manifest.outer, manifest.rounds
-    tokens = outer.inner_steps_of(number) * inner.sequences_per_step * manifest.model.context
+    steps = 0 if context.committed.payloads.are_steps else outer.inner_steps_of(number)
     return RoundRules(
         context.committed.payloads,
         outer.chunk_elements,
@@ -330,7 +330,8 @@ def _rules(context: NodeContext, mode: SyncMode, plan: ChunkPlan, number: int) -
         in_ring.as_measured,
         rounds.num_accusers,
         rounds.round_seconds,
-        0 if context.committed.payloads.are_steps else tokens,
+        steps * inner.sequences_per_step * manifest.model.context,
+        steps,
     )
 
 

@@ -43,11 +43,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ready_times import ReadyTimes
+from gossamer.protocol.rounds.ready_times import ALL_DONE, ReadyTimes
 from gossamer.protocol.rounds.ring.ring_members import Accusations
 from gossamer.protocol.rounds.ring_order import Standpoint
 from gossamer.protocol.rounds.roster import (
@@ -297,11 +298,11 @@ class Gatherer:
         """What this peer has waited for strangers, with this round."""
         return self._strangers_wait.after(self._held_seconds, self._rules.gather_seconds)
 
-    def note_ready(self, now: float, signed: Signed, *, is_whole: bool = True) -> None:
-        """A checked `Ready` for this head arrived. `is_whole`: see `RoundRules.is_whole`."""
+    def note_ready(self, now: float, signed: Signed, done: Fraction = ALL_DONE) -> None:
+        """A checked `Ready` for this head arrived. `done`: see `RoundRules.done_by`."""
         author = PeerId(signed.author)
         self._ready[author] = signed
-        self.times.note(now, author, is_whole=is_whole)
+        self.times.note(now, author, done)
         self._note_complete(now)
 
     def expect(

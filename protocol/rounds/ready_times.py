@@ -8,10 +8,12 @@ Rules
 - The wait begins with the first `Ready` over at least `WHOLE` of a round's work, of a peer with
   stake. So the fastest peer sets the pace, and a peer that says that it worked has to answer for
   it: its work is in the ring, and is audited.
-- It also begins when those are ready that have `SHARE` of the stake of this peer and all that are
-  expected. In a swarm of four equal peers or fewer that is the first peer, also one that leaves
-  early. In a large swarm some peer always leaves early, is paused, or has no data. It ends no
-  training there, and its work is carried.
+- Work that a peer carries from earlier rounds is none of this round. A peer may offer it at once,
+  without training, and so begins no wait with it.
+- The wait also begins when those are ready that have `SHARE` of the stake of this peer and all that
+  are expected, and that have trained. In a swarm of four equal peers or fewer that is the first
+  peer, also one that leaves early. In a large swarm some peer always leaves early, is paused, or
+  has no data. It ends no training there, and its work is carried.
 - At the latest each `Ready` begins the wait when a training may last no longer
   (`RoundRules.round_seconds`). So peers with stake that are frozen hold up no round for good.
 - A newcomer that is faster than all members waits for them once, since it has no stake. Otherwise
@@ -36,6 +38,9 @@ WHOLE = Fraction(1, 2)
 """Part of a round's work that begins the wait. Where prompts are masked most tokens have no target,
 and so do not count. There the wait begins by stake."""
 
+ALL_DONE = Fraction(1)
+"""A whole round's work."""
+
 
 class ReadyTimes:
     """The times of one round at one peer, by its local clock in seconds."""
@@ -50,22 +55,21 @@ class ReadyTimes:
         self._longest_seconds = longest_seconds
         self._of: dict[PeerId, float] = {}
         """When each peer was ready first, the earliest first."""
-        self._whole: set[PeerId] = set()
-        """Those of them that have at least `WHOLE` of a round's work."""
+        self._done: dict[PeerId, Fraction] = {}
+        """The largest part of the round's work that each of them did."""
         self._stakes: Mapping[PeerId, int] | None = None
         """None: it is not known yet."""
         self._counted_seconds: float | None = None
         """When the wait began by work or by stake; None: it did not."""
 
-    def note(self, now: float, peer: PeerId, *, is_whole: bool) -> None:
+    def note(self, now: float, peer: PeerId, done: Fraction) -> None:
         """A peer says that it is ready; it may say so again.
 
         Args:
-            is_whole: whether it has at least `WHOLE` of a round's work.
+            done: the part of the round's work that it did.
         """
         self._of.setdefault(peer, now)
-        if is_whole:
-            self._whole.add(peer)
+        self._done[peer] = max(done, self._done.get(peer, Fraction(0)))
         self._counted_seconds = self._find_counted()
 
     def expect(self, stakes: Mapping[PeerId, int]) -> None:
@@ -103,8 +107,8 @@ class ReadyTimes:
             return None
         ready, enough = 0, SHARE * sum(stakes.values())
         for peer, seconds in self._of.items():
-            stake = stakes.get(peer, 0)
-            ready += stake
-            if ready >= enough or (stake and peer in self._whole):
+            stake, done = stakes.get(peer, 0), self._done[peer]
+            ready += stake if done else 0
+            if ready >= enough or (stake and done >= WHOLE):
                 return seconds
         return None

@@ -51,13 +51,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.ready_times import WHOLE
+from gossamer.protocol.rounds.ready_times import ALL_DONE
 from gossamer.protocol.rounds.ring_order import (
     Standpoint,
     chunk_starters,
@@ -119,16 +120,21 @@ class RoundRules:
     """Longest time that a peer trains for the round."""
     round_tokens: int = 0
     """Tokens of a peer that does all inner steps of the round; 0 where the ring does them."""
+    round_steps: int = 0
+    """Inner steps of the round; 0 where the ring does them."""
 
     @property
     def ring_rules(self) -> RingRules:
         payloads, elements = self.payloads, self.chunk_elements
         return RingRules(payloads.name, elements, payloads.members_max(elements), self.accusers)
 
-    def is_whole(self, ready: Ready) -> bool:
-        """Returns whether a peer has done so much of a round that it begins the wait for the others
-        (`ready_times`)."""
-        return ready.tokens >= WHOLE * self.round_tokens
+    def done_by(self, ready: Ready) -> Fraction:
+        """Returns the part of the round's work that a peer says that it did, at most 1. Tokens that
+        it carries from earlier rounds have no steps of this one."""
+        if not (self.round_tokens and self.round_steps):
+            return ALL_DONE
+        tokens = Fraction(ready.tokens, self.round_tokens)
+        return min(tokens, Fraction(ready.steps, self.round_steps), ALL_DONE)
 
     def chunk_bytes(self, num_members: int) -> int:
         """Mean size of a chunk in transit, over a whole ring."""

@@ -78,7 +78,7 @@ class Round(RoundView):
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
         publish = self._signer.seal(ready)
-        self._gatherer.note_ready(now, publish.signed, is_whole=self._rules.is_whole(ready))
+        self._gatherer.note_ready(now, publish.signed, self._rules.done_by(ready))
         return [publish, *self.tick(now)]
 
     def expect(
@@ -110,8 +110,7 @@ class Round(RoundView):
             case _ if signed.author == self._me:
                 return []
             case Ready() if statement.head == self.head and statement.round == self.number:
-                is_whole = self._rules.is_whole(statement)
-                self._gatherer.note_ready(now, signed, is_whole=is_whole)
+                self._gatherer.note_ready(now, signed, self._rules.done_by(statement))
                 return self.tick(now)
             case Accusation() | Vote() | LinkRate():
                 return self._ring_statement(now, signed, statement)

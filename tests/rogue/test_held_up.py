@@ -269,6 +269,34 @@ def test_a_member_that_does_little_ends_the_training_of_no_other(tmp_path: Path)
     assert min(tokens) >= 0.75 * max(tokens)
 
 
+def test_a_member_that_comes_back_with_work_ends_the_training_of_no_other(tmp_path: Path) -> None:
+    """What it carries missed two rounds, so it offers it at once, and has not trained for the round
+    that the others train for."""
+    names, back = "abcde", "f"
+    world = world_of_long_rounds(tmp_path)
+    tokens: list[int] = []
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name in names + back:
+            await nursery.start(world.run, name, ["a"] if name != "a" else [], LongSteps)
+        await world.reach(4, *names, back)
+        links = [(world.identity(back).peer_id, world.identity(name).peer_id) for name in names]
+        for link in links:
+            world.network.cut(*link)
+        await world.reach(world.round("a") + 3, *names)
+        known = len(world.path("a"))
+        for link in links:
+            world.network.heal(*link)
+        await world.reach(world.round("a") + 4, *names)
+        tokens.extend(tokens_of_rounds(world, names, known))
+        assert world.identity(back).peer_id in credits_of(newest_header(world, "a"))
+        world.assert_one_chain(*names)
+
+    simulate(world, story)
+    measured(f"beside a member that comes back: tokens of each round {tokens}")
+    assert min(tokens) >= 0.75 * max(tokens)
+
+
 MEMBERS_SECONDS = 20.0
 """Enough for six waits, of which three may be in vain."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -13,16 +14,17 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.gathering import Gatherer
-from gossamer.protocol.rounds.ready_times import SHARE, WHOLE
+from gossamer.protocol.rounds.ready_times import ALL_DONE, SHARE, WHOLE
 from gossamer.protocol.rounds.roster import RoundRules
 from tests.support.builders import HEAD, peers, ready, sealed
 
 ME, MEMBER, THIRD, STRANGER, OTHER = peers(5)
 GATHER, ROUND, ATTEMPT = 10.0, 60.0, 5.0
-TOKENS = 1000
+TOKENS, STEPS = 1000, 10
+LITTLE = Fraction(1, STEPS)
 RULES = RoundRules(
     SumPayloads(codec("fp32")), 1024, 1, GATHER, 0.3, ATTEMPT,
-    round_seconds=ROUND, round_tokens=TOKENS,
+    round_seconds=ROUND, round_tokens=TOKENS, round_steps=STEPS,
 )  # fmt: skip
 STAKES = {ME: 300, MEMBER: 300, THIRD: 300, OTHER: 30}
 
@@ -39,16 +41,16 @@ def expect(state: Gatherer, now: float, stakes: Mapping[PeerId, int]) -> None:
     state.expect(now, [*others, STRANGER], strangers={STRANGER}, stakes=stakes)
 
 
-def note(state: Gatherer, now: float, peer: PeerId, *, is_whole: bool = True) -> None:
-    state.note_ready(now, sealed(peer, ready()), is_whole=is_whole)
+def note(state: Gatherer, now: float, peer: PeerId, done: Fraction = ALL_DONE) -> None:
+    state.note_ready(now, sealed(peer, ready()), done)
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_a_stranger_that_is_ready_at_once_does_not_begin_the_wait(is_whole: bool) -> None:
+@pytest.mark.parametrize("done", [LITTLE, ALL_DONE])
+def test_a_stranger_that_is_ready_at_once_does_not_begin_the_wait(done: Fraction) -> None:
     """Also where it says that it did a whole round."""
     state = gatherer()
     assert state.times.wait_began_seconds is None
-    note(state, 0.1, STRANGER, is_whole=is_whole)
+    note(state, 0.1, STRANGER, done)
     assert state.times.wait_began_seconds == ROUND
     note(state, 3.0, MEMBER)
     assert state.times.wait_began_seconds == 3.0
@@ -56,7 +58,7 @@ def test_a_stranger_that_is_ready_at_once_does_not_begin_the_wait(is_whole: bool
 
 def test_a_member_that_does_little_does_not_begin_the_wait_either() -> None:
     state = gatherer()
-    note(state, 0.1, OTHER, is_whole=False)
+    note(state, 0.1, OTHER, LITTLE)
     assert state.times.wait_began_seconds == ROUND
     note(state, 3.0, MEMBER)
     assert state.times.wait_began_seconds == 3.0
@@ -75,7 +77,7 @@ def test_of_equal_peers_that_have_done_little_a_quarter_begins_the_wait(number: 
     state = Gatherer(members[0], HEAD, 0.0, RULES)
     state.expect(0.0, members[1:], stakes=dict.fromkeys(members, 7))
     for count, peer in enumerate(members, start=1):
-        note(state, float(count), peer, is_whole=False)
+        note(state, float(count), peer, LITTLE)
         if count >= SHARE * number:
             break
         assert state.times.wait_began_seconds == ROUND
@@ -85,7 +87,7 @@ def test_of_equal_peers_that_have_done_little_a_quarter_begins_the_wait(number: 
 def test_after_the_longest_training_each_ready_begins_the_wait() -> None:
     """So members with much stake that are frozen hold up no round for good."""
     state = gatherer({ME: 10, MEMBER: 1000})
-    note(state, ROUND + 1.0, ME, is_whole=False)
+    note(state, ROUND + 1.0, ME, LITTLE)
     assert state.times.wait_began_seconds == ROUND + 1.0
 
 
@@ -100,7 +102,7 @@ def test_the_stake_of_peers_that_are_not_expected_does_not_count() -> None:
     """They have left, or their machines are off."""
     stakes = {ME: 10, MEMBER: 1000}
     state = gatherer(stakes)
-    note(state, 1.0, ME, is_whole=False)
+    note(state, 1.0, ME, LITTLE)
     assert state.times.wait_began_seconds == ROUND
     state.expect(2.0, [STRANGER], strangers={STRANGER}, stakes=stakes)
     assert state.times.wait_began_seconds == 1.0
@@ -135,5 +137,25 @@ def test_a_newcomer_waits_no_longer_for_a_member_that_is_never_ready_than_a_roun
 
 def test_half_a_round_is_work_enough() -> None:
     part = int(WHOLE * TOKENS)
-    assert RULES.is_whole(ready(tokens=part))
-    assert not RULES.is_whole(ready(tokens=part - 1))
+    assert RULES.done_by(ready(tokens=part, steps=STEPS)) == WHOLE
+    assert RULES.done_by(ready(tokens=part - 1, steps=STEPS)) < WHOLE
+    assert RULES.done_by(ready(tokens=2 * TOKENS, steps=STEPS // 2)) == WHOLE
+
+
+@pytest.mark.parametrize("peer", [MEMBER, ME])
+def test_work_of_earlier_rounds_does_not_begin_the_wait(peer: PeerId) -> None:
+    """Of a member with much stake, which offers what it carries without training."""
+    assert RULES.done_by(ready(tokens=3 * TOKENS, steps=0)) == 0
+    state = gatherer({ME: 300, MEMBER: 300, THIRD: 300})
+    note(state, 0.1, peer, Fraction(0))
+    assert state.times.wait_began_seconds == ROUND
+    note(state, 30.0, THIRD)
+    assert state.times.wait_began_seconds == 30.0
+
+
+def test_members_that_only_carry_wait_for_no_training_that_nobody_does() -> None:
+    state = gatherer({ME: 300, MEMBER: 300})
+    state.expect(0.0, [MEMBER], stakes={ME: 300, MEMBER: 300})
+    for peer in (ME, MEMBER):
+        note(state, 0.1, peer, Fraction(0))
+    assert state.decision(0.1).reason.startswith(("attempt", "organiser"))
