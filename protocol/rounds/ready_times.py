@@ -55,8 +55,10 @@ class ReadyTimes:
         self._longest_seconds = longest_seconds
         self._of: dict[PeerId, float] = {}
         """When each peer was ready first, the earliest first."""
-        self._done: dict[PeerId, Fraction] = {}
-        """The largest part of the round's work that each of them did."""
+        self._worked: dict[PeerId, float] = {}
+        """When each of them first said that it did some of the round's work, the earliest first."""
+        self._whole: set[PeerId] = set()
+        """Those that did at least `WHOLE` of it."""
         self._stakes: Mapping[PeerId, int] | None = None
         """None: it is not known yet."""
         self._counted_seconds: float | None = None
@@ -69,7 +71,10 @@ class ReadyTimes:
             done: the part of the round's work that it did.
         """
         self._of.setdefault(peer, now)
-        self._done[peer] = max(done, self._done.get(peer, Fraction(0)))
+        if done:
+            self._worked.setdefault(peer, now)
+        if done >= WHOLE:
+            self._whole.add(peer)
         self._counted_seconds = self._find_counted()
 
     def expect(self, stakes: Mapping[PeerId, int]) -> None:
@@ -103,12 +108,14 @@ class ReadyTimes:
 
     def _find_counted(self) -> float | None:
         stakes = self._stakes
-        if stakes is None:
+        if stakes is None or not self._of:
             return None
         ready, enough = 0, SHARE * sum(stakes.values())
-        for peer, seconds in self._of.items():
-            stake, done = stakes.get(peer, 0), self._done[peer]
-            ready += stake if done else 0
-            if ready >= enough or (stake and done >= WHOLE):
+        if not enough:
+            return self._first_seconds
+        for peer, seconds in self._worked.items():
+            stake = stakes.get(peer, 0)
+            ready += stake
+            if ready >= enough or (stake and peer in self._whole):
                 return seconds
         return None

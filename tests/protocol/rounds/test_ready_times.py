@@ -153,6 +153,14 @@ def test_work_of_earlier_rounds_does_not_begin_the_wait(peer: PeerId) -> None:
     assert state.times.wait_began_seconds == 30.0
 
 
+def test_work_that_follows_an_offer_of_earlier_work_begins_the_wait_when_it_is_done() -> None:
+    """The others' training would end in that instant if it began with the offer."""
+    state = gatherer()
+    note(state, 0.1, MEMBER, Fraction(0))
+    note(state, 30.0, MEMBER)
+    assert state.times.wait_began_seconds == 30.0
+
+
 def test_members_that_only_carry_wait_for_no_training_that_nobody_does() -> None:
     state = gatherer({ME: 300, MEMBER: 300})
     state.expect(0.0, [MEMBER], stakes={ME: 300, MEMBER: 300})
