@@ -14,8 +14,8 @@ AVOID_SECONDS = 20.0
 UNASKED_SECONDS = 2.0
 """A head is avoided this long if no peer that holds it could be asked: a connection to one may
 come at any moment, and until then no more than this is asked of the others. The time doubles with
-each failure, and ends when there is such a peer. All that hold a
-head may be gone for good, and each try ends this node's training."""
+each failure, and ends when there is such a peer. All that hold a head may be gone for good, and
+each try ends this node's training."""
 
 FAILURES_MAX = 4
 """Heads in a row of a peer with standing that could not be reached, before all its heads are

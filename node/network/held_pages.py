@@ -36,7 +36,33 @@ HELD_SECONDS = 2.0
 
 
 class HeldPages:
-    """The pages of one sort that one node holds for peers of one kind."""
+    """The pages of one sort that one node holds."""
+
+    def __init__(self, pages_max: int) -> None:
+        """`pages_max`: of strangers, and as many of members."""
+        self._of_members = _Places(pages_max)
+        self._of_strangers = _Places(pages_max)
+
+    @asynccontextmanager
+    async def place(self, *, is_member: bool) -> AsyncIterator[None]:
+        """A context in which a page for a peer is held.
+
+        Raises:
+            StreamClosed: the page gave way to another one.
+        """
+        places = self._of_members if is_member else self._of_strangers
+        with trio.CancelScope() as answer:
+            await places.enter(answer)
+            try:
+                yield
+            finally:
+                places.leave(answer)
+        if answer.cancelled_caught:
+            raise StreamClosed("a page that others wait behind was not read in time")
+
+
+class _Places:
+    """The places for pages of peers of one kind."""
 
     def __init__(self, pages_max: int) -> None:
         self._pages_max = pages_max
@@ -73,20 +99,3 @@ class HeldPages:
         if self._held.pop(answer, None) is not None:
             self._left.set()
             self._left = trio.Event()
-
-
-@asynccontextmanager
-async def place_for_page(held: HeldPages) -> AsyncIterator[None]:
-    """A context in which a page is held.
-
-    Raises:
-        StreamClosed: the page gave way to another one.
-    """
-    with trio.CancelScope() as answer:
-        await held.enter(answer)
-        try:
-            yield
-        finally:
-            held.leave(answer)
-    if answer.cancelled_caught:
-        raise StreamClosed("a page that others wait behind was not read in time")

@@ -244,16 +244,16 @@ class Guard:
         A liveness probe is answered as always. The answer costs no more than a refusal, and a
         refusal makes an orchestrator restart a node that is well.
         """
+        headers = {**self._HEADERS, "connection": "close"}
         if scope["path"] == ALIVE_PATH:
-            headers = {**self._HEADERS, "connection": "close"}
-            await PlainTextResponse(ALIVE_TEXT, headers=headers)(scope, receive, send)
-            return
-        refusal = PlainTextResponse(
-            "too many requests wait for this node. Ask again later\n",
-            status_code=503,
-            headers={**self._HEADERS, "connection": "close", "retry-after": "1"},
-        )
-        await refusal(scope, receive, send)
+            answer = PlainTextResponse(ALIVE_TEXT, headers=headers)
+        else:
+            answer = PlainTextResponse(
+                "too many requests wait for this node. Ask again later\n",
+                status_code=503,
+                headers={**headers, "retry-after": "1"},
+            )
+        await answer(scope, receive, send)
 
     def _refuse(self, headers: Headers) -> Response | None:
         if not self._is_known_host(headers.getlist("host")):

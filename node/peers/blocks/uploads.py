@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
-from gossamer.node.network.held_pages import RECORD_PAGES_MAX, HeldPages, place_for_page
+from gossamer.node.network.held_pages import RECORD_PAGES_MAX, HeldPages
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import FRAME_MESSAGE_BYTES_MAX, KIB
 
@@ -58,8 +58,7 @@ class Uploads:
         self._no_member = trio.Event()
         self._turns: dict[tuple[PeerId, Kind], tuple[trio.Lock, int]] = {}
         """The lock of each stranger that waits, and how many of its pieces do."""
-        self._pages_of_members = HeldPages(RECORD_PAGES_MAX)
-        self._pages_of_strangers = HeldPages(RECORD_PAGES_MAX)
+        self._pages = HeldPages(RECORD_PAGES_MAX)
 
     @contextmanager
     def serving(self, peer: PeerId) -> Iterator[None]:
@@ -110,8 +109,5 @@ class Uploads:
             StreamClosed: the peer did not take it in time, and others wait.
         """
         await self.turn(peer, PAGE_BYTES, "records")
-        is_member = self.is_member(peer)
-        async with place_for_page(
-            self._pages_of_members if is_member else self._pages_of_strangers
-        ):
+        async with self._pages.place(is_member=self.is_member(peer)):
             yield

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import answering, asked, receive_frame, send_frame
-from gossamer.node.network.held_pages import STATEMENT_PAGES_MAX, HeldPages, place_for_page
+from gossamer.node.network.held_pages import STATEMENT_PAGES_MAX, HeldPages
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.statements.listeners import GossipListener
 from gossamer.node.peers.statements.other_runs import OtherRuns
@@ -116,8 +116,7 @@ class StoreComparison:
         self._random = randomness
         self._unwanted = Unwanted(store, transport.peers)
         self._answers = AnswerQuota()
-        self._pages_of_members = HeldPages(STATEMENT_PAGES_MAX)
-        self._pages_of_strangers = HeldPages(STATEMENT_PAGES_MAX)
+        self._pages = HeldPages(STATEMENT_PAGES_MAX)
         self._news_seconds = -math.inf
         """Local time of the newest news."""
         self._has_news = trio.Event()
@@ -228,8 +227,7 @@ class StoreComparison:
             tags = {
                 bytes(held[start : start + TAG_BYTES]) for start in range(0, len(held), TAG_BYTES)
             }
-            held_pages = self._pages_of_members if has_standing else self._pages_of_strangers
-            async with place_for_page(held_pages):
+            async with self._pages.place(is_member=has_standing):
                 reply = _reply_encoder.encode(self._store.missing_from(tags))
                 assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
                 await send_frame(stream, reply)

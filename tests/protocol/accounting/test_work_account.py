@@ -44,6 +44,14 @@ def offered(one: WorkAccount, head: bytes, number: int, life: int = 0) -> Offer:
     return offer
 
 
+def with_offer(tokens: int) -> WorkAccount:
+    """An account that has offered its first work, which was trained on `H0`, to round 1."""
+    one = account()
+    one.trained(H0, 1, tokens, [])
+    offered(one, H0, 1)
+    return one
+
+
 def fates(one: WorkAccount) -> tuple[int, int, int, int, int]:
     """Returns the tokens that are on time, late, dropped, lost, and carried."""
     assert is_balanced(one)
@@ -73,9 +81,7 @@ def test_what_its_own_round_takes_is_on_time() -> None:
 
 
 def test_what_missed_its_round_counts_late_and_the_new_work_beside_it_on_time() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 0, 0, counts_spans=False)  # without me
     one.trained(H1, 2, 300, [])
     assert offered(one, H1, 2).tokens == 400
@@ -141,9 +147,7 @@ def test_of_several_offers_on_a_head_the_header_tells_which_it_took() -> None:
 
 
 def test_a_header_on_another_head_is_about_no_offer_of_this_one() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     settled = one.committed_by(H2, H1, 40, ALL, counts_spans=True)
     assert (settled.offer, settled.taken) == (None, 0)
     assert fates(one) == (0, 40, 0, 0, 100), "it was an earlier life's"
@@ -153,9 +157,7 @@ def test_a_header_on_another_head_is_about_no_offer_of_this_one() -> None:
 
 
 def test_a_header_may_have_more_than_is_known_to_have_been_offered() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.drop("stale")
     one.state.lots[1].dropped -= 40  # as if its records were older
     one.state.dropped["stale"] -= 40
@@ -192,9 +194,7 @@ def test_work_of_an_abandoned_round_is_carried_again_and_then_late() -> None:
 
 
 def test_a_head_that_comes_back_takes_the_same_again() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 50, 0b0110, counts_spans=True)
     one.abandoned(H1, H0, 50, 2)
     settled = one.committed_by(H1, H0, 50, 0b0110, counts_spans=True)
@@ -221,9 +221,7 @@ def test_a_head_that_comes_back_takes_the_offer_that_it_took_before() -> None:
 
 
 def test_of_an_abandoned_round_what_is_stale_is_dropped() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 100, ALL, counts_spans=True)
     reclaim = one.abandoned(H1, H0, 100, 1 + STALE_ROUNDS + 1)
     assert (reclaim.chunks, reclaim.carried) == (0, 0)
@@ -232,9 +230,7 @@ def test_of_an_abandoned_round_what_is_stale_is_dropped() -> None:
 
 
 def test_without_its_vector_the_work_of_an_abandoned_round_is_lost() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 100, ALL, counts_spans=True)
     reclaim = one.abandoned(H1, H0, 100, 2, has_vector=False)
     assert reclaim.chunks == 0
@@ -335,9 +331,7 @@ def test_the_data_of_skipped_steps_are_named_with_the_next_work() -> None:
 
 
 def test_a_round_that_took_what_was_dropped_took_it_all_the_same() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     assert one.drop("nonfinite") == 100
     one.trained(H0, 1, 70, [])
     settled = one.committed_by(H1, H0, 100, ALL, counts_spans=True)
@@ -387,9 +381,7 @@ def test_a_round_that_had_the_work_of_a_killed_process_had_it() -> None:
 
 
 def test_a_round_that_had_work_without_tokens_of_a_killed_process_had_it() -> None:
-    one = account()
-    one.trained(H0, 1, 10, [])
-    offered(one, H0, 1)
+    one = with_offer(10)
     one.saved()
     one.trained(H0, 1, 10, [])
     offered(one, H0, 1)
@@ -404,9 +396,7 @@ def test_a_round_that_had_work_without_tokens_of_a_killed_process_had_it() -> No
 
 
 def test_work_of_another_offer_stays_where_all_of_one_was_dropped() -> None:
-    one = account()
-    one.trained(H0, 1, 10, [])
-    offered(one, H0, 1)
+    one = with_offer(10)
     one.state.drop_excess(5)
     one.drop(LATE)
     one.trained(H0, 1, 7, [])
@@ -418,9 +408,7 @@ def test_work_of_another_offer_stays_where_all_of_one_was_dropped() -> None:
 
 
 def test_work_without_tokens_that_a_killed_process_lost_is_not_taken() -> None:
-    one = account()
-    one.trained(H0, 1, 10, [])
-    offered(one, H0, 1)
+    one = with_offer(10)
     one.trained(H0, 1, 10, [])
     one.state.drop_excess(10)  # the tokens of what was offered, which stays in `pending`
     one = restarted(one)
@@ -432,9 +420,7 @@ def test_work_without_tokens_that_a_killed_process_lost_is_not_taken() -> None:
 
 
 def test_work_without_tokens_stays_where_an_older_offer_is_taken() -> None:
-    one = account()
-    one.trained(H0, 1, 10, [])
-    offered(one, H0, 1)
+    one = with_offer(10)
     one.trained(H0, 2, 10, [])
     one.state.drop_excess(0)
 
@@ -447,9 +433,7 @@ def test_work_without_tokens_stays_where_an_older_offer_is_taken() -> None:
 
 
 def test_what_was_saved_together_with_work_that_a_round_took_is_not_on_disk_any_more() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.trained(H0, 1, 50, [])
     one.saved()
     one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
@@ -462,9 +446,7 @@ def test_what_was_saved_together_with_work_that_a_round_took_is_not_on_disk_any_
 
 
 def test_a_chunk_that_had_no_work_when_it_was_saved_has_none_after_a_restart() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
     one.saved()
     one.abandoned(H1, H0, 50, 2)
@@ -481,9 +463,7 @@ def test_a_chunk_that_had_no_work_when_it_was_saved_has_none_after_a_restart() -
 
 
 def test_tokens_left_over_by_rounds_are_lost_with_the_work_that_they_lay_beside() -> None:
-    one = account()
-    one.trained(H0, 1, 6, [])
-    offered(one, H0, 1)
+    one = with_offer(6)
     one.committed_by(H1, H0, 3, 0b1001, counts_spans=True)
     one.trained(H1, 2, 1, [])
     offered(one, H1, 2)
@@ -498,9 +478,7 @@ def test_tokens_left_over_by_rounds_are_lost_with_the_work_that_they_lay_beside(
 
 
 def test_no_tokens_stay_where_no_work_is_left() -> None:
-    one = account()
-    one.trained(H0, 1, 5, [])
-    offered(one, H0, 1)
+    one = with_offer(5)
     one.committed_by(H1, H0, 2, 0b0001, counts_spans=True)
     new = restarted(one)
     assert fates(new) == (2, 0, 0, 3, 0)
@@ -586,9 +564,7 @@ def test_without_the_saved_vector_all_that_was_carried_is_lost() -> None:
 
 
 def test_a_header_whose_chunks_are_not_known_takes_all_that_could_count_twice() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.trained(H0, 1, 30, [])
     settled = one.committed_by(H1, H0, 60, None, counts_spans=False)
     assert (settled.taken, settled.zeroed) == (0, ALL)
@@ -659,9 +635,7 @@ LOW, HIGH = 0b0011, 0b1100
 
 
 def test_a_round_of_a_fragment_credits_all_tokens_and_leaves_the_other_chunks() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     settled = one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
     assert (settled.on_time, settled.taken, settled.zeroed) == (100, LOW, 0)
     assert one.state.since == [0, 0, 1, 1]
@@ -683,18 +657,14 @@ def test_of_several_offers_the_header_tells_by_the_chunks_of_its_round() -> None
 
 
 def test_a_fragment_whose_chunks_are_not_known_takes_no_others_with_it() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     settled = one.committed_by(H1, H0, 50, None, counts_spans=False, exchanged=LOW)
     assert (settled.taken, settled.zeroed) == (0, LOW)
     assert fates(one) == (50, 0, 25, 0, 25)
 
 
 def test_what_waits_for_its_turn_is_to_be_saved_although_its_tokens_are_committed() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
     assert one.carried == 0
     assert not one.state.is_saved
@@ -716,9 +686,7 @@ def test_what_waits_for_its_turn_is_to_be_saved_although_its_tokens_are_committe
 
 def test_what_waited_for_its_turn_is_taken_with_an_offer_of_a_killed_process() -> None:
     """Its tokens are committed, so nothing but the vector of the offer says that it was in it."""
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
     one.saved()
     one.trained(H1, 2, 50, [])
@@ -789,9 +757,7 @@ def whole(one: WorkAccount, head: bytes, parent: bytes, tokens: int, chunks: int
 @pytest.mark.parametrize("newer", [0, 20])
 def test_what_waits_for_its_turn_and_was_dropped_with_one_offer_is_in_no_other(newer: int) -> None:
     """The later offer is to another round and has no tokens of it."""
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.trained(H0, 1, 50, [])
     offered(one, H0, 1)
     whole(one, H1, H0, 100, LOW)
@@ -815,9 +781,7 @@ def test_what_waits_for_its_turn_and_was_dropped_with_one_offer_is_in_no_other(n
 
 
 def test_what_a_killed_process_lost_of_an_offer_in_some_chunks() -> None:
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
     one.saved()
     one.trained(H1, 2, 50, [])
@@ -835,9 +799,7 @@ def test_what_a_killed_process_lost_of_an_offer_in_some_chunks() -> None:
 
 def test_the_state_of_an_older_version() -> None:
     """It does not say which chunks have which work."""
-    one = account()
-    one.trained(H0, 1, 100, [])
-    offered(one, H0, 1)
+    one = with_offer(100)
     one.committed_by(H1, H0, 50, 0b0011, counts_spans=True)
     one.saved()
     one.trained(H1, 2, 40, [])
