@@ -22,9 +22,10 @@ from gossamer.node.telemetry.status import Status
 
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 POLL_SECONDS = 0.1
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 """Limit for an orderly leave: a node commits its work within 20 s (`rounds.turn.LEAVE_SECONDS`),
-and then saves its state. A slower node is killed."""
+stays up to 30 s for a peer that lacks it (`rounds.farewell.HAND_OVER_SECONDS`), and then saves
+its state. A slower node is killed."""
 
 _T = TypeVar("_T")
 

@@ -100,6 +100,12 @@ class ActiveRounds:
         return bool(self._drivers)
 
     @property
+    def is_delivering_newest(self) -> bool:
+        """Returns whether the newest round is committed here and still has a member to serve."""
+        driver = None if self._newest is None else self._newest.driver
+        return driver is not None and driver.committed is not None and driver in self._drivers
+
+    @property
     def hints(self) -> RoundHints | None:
         """Returns the hints of the newest round; None before the first one."""
         return None if self._newest is None else self._newest.driver.machine.hints

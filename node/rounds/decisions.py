@@ -214,6 +214,28 @@ def gives_up_round(
     return Decision(False, overtaken.reason)
 
 
+def stays_for_newest_round(
+    *, is_committed_here: bool, lacks_averages: bool, others_have_it: Sequence[bool]
+) -> Decision:
+    """Returns whether a node that leaves would take its newest round with it.
+
+    Args:
+        is_committed_here: whether the node's head is the commit of a round, and no better head is
+            known.
+        lacks_averages: whether a member of that round's ring has not voted for it yet.
+        others_have_it: whether each living other is at that head, or at one that follows it.
+    """
+    if not is_committed_here:
+        return Decision(False, "the others have a better head")
+    if lacks_averages:
+        return Decision(True, "a member of the newest ring may lack averages")
+    if not others_have_it:
+        return Decision(False, "there is no other peer")
+    if any(others_have_it):
+        return Decision(False, "another peer has the newest round")
+    return Decision(True, "no other peer has the newest round")
+
+
 class DecisionLog:
     """Writes a line when the answer to a question, or the reason for it, changes."""
 

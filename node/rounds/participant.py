@@ -5,7 +5,7 @@
                   +----------+------------+   a heavier head was seen: take it over
     paused: no trainer, but heads are followed and blocks served; failed: likewise, not wanted.
     finished: no round follows the committed head; the final state is served for a while.
-    leaving: one last round, then out.
+    leaving: one last round, which another peer has to have, then out.
 
 One task runs this loop (`run`). Events from outside only leave a note and wake it.
 """
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import Hold, UserPause
 from gossamer.node.heads.allowed_heads import AllowedHeads
@@ -30,6 +29,7 @@ from gossamer.node.rounds.auditing import Auditing
 from gossamer.node.rounds.auditor import Auditor
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
 from gossamer.node.rounds.evaluation import HeldoutLoss, LossCurve
+from gossamer.node.rounds.farewell import Farewell
 from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
 from gossamer.node.rounds.opening import NodeContext, mode_of, open_round
@@ -111,6 +111,9 @@ class Participant:
         self._head_fetcher.finishing_ring = lambda: self.rounds.finishing_ring
         self._finished_run = FinishedRun(
             context, trainings, self._follower, self._saver, heldout, self.rounds, serve_seconds
+        )
+        self._farewell = Farewell(
+            context, self._heads, self.rounds, self._saver, orders, self._phases, self._decisions
         )
 
     # Orders
@@ -256,7 +259,7 @@ class Participant:
                 await self._end_training_ahead()
             except LeaveRequested:
                 pass
-            await self._leave()
+            await self._farewell.run()
             rounds.cancel_scope.cancel()
 
     async def _until_peers_are_ready(self) -> None:
@@ -341,28 +344,6 @@ class Participant:
         """The next round does not begin now: work that was done ahead for it is carried."""
         entry = self.context.committed.entry
         await self._mode.end_training_ahead(entry.head, entry.round + 1)
-
-    async def _leave(self) -> None:
-        """Writes everything to disk and says good-bye."""
-        committed = self.context.committed
-        self._phases.set("leaving")
-        await self._saver.save(now=True)
-        if committed.is_loaded:
-            try:
-                await self.context.run_in_thread(committed.checkpoint)
-            except DiskError as error:
-                log.error("the last state was not written as a checkpoint", problem=str(error))
-        self.context.swarm.announce()
-        await trio.sleep(POLL_SECONDS)  # the good-bye is on its way out
-        if problem := self.context.health.problem:
-            log.error(
-                "left, and the disk lacks what was new: the next start goes on from what it took, "
-                "and fetches from peers the rounds that they have",
-                round=committed.entry.round,
-                problem=problem,
-            )
-            return
-        log.info("left in order", round=committed.entry.round)
 
 
 def audits_of(context: NodeContext) -> Audits:

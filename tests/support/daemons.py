@@ -198,6 +198,17 @@ def digests_on_disk(node: LocalNode) -> dict[int, str]:
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 
 
+def shared_rounds(*nodes: LocalNode) -> set[int]:
+    """Returns the rounds that all nodes have on disk, after a check that they have the same state
+    of each. Where they have not, the failure shows the end of every node's log."""
+    chains = [digests_on_disk(node) for node in nodes]
+    shared = set.intersection(*(set(chain) for chain in chains))
+    differing = sorted(n for n in shared if len({chain[n] for chain in chains}) > 1)
+    logs = "\n\n".join(f"{node.root.name}:\n{node.tail()}" for node in nodes)
+    assert not differing, f"the nodes have different states of rounds {differing}\n{logs}"
+    return shared
+
+
 def losses_until(node: LocalNode, number: int) -> dict[int, float]:
     """Round to training loss in nats, when a short run has come to a round: it keeps them all."""
 

@@ -22,7 +22,6 @@ from gossamer.node.network.over_libp2p.liveness import SILENCE_SECONDS_MAX
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
-    digests_on_disk,
     get,
     gossamer,
     in_rounds_of,
@@ -30,6 +29,7 @@ from tests.support.daemons import (
     poll,
     restarts_of,
     said,
+    shared_rounds,
     trainer_of,
     wait_for_round,
 )
@@ -85,9 +85,7 @@ class Trio:
     def agree(self) -> None:
         """No daemon crashed, and all states of committed rounds are the same everywhere."""
         assert not any(said(node, "Traceback") for node in self.nodes)
-        chains = [digests_on_disk(node) for node in self.nodes]
-        for number in set(chains[0]) & set(chains[1]) & set(chains[2]):
-            assert chains[0][number] == chains[1][number] == chains[2][number], number
+        shared_rounds(*self.nodes)
 
 
 @pytest.fixture(scope="module")

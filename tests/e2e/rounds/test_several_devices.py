@@ -12,11 +12,11 @@ from tests.e2e.rounds.test_modes import write_manifest
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
-    digests_on_disk,
     in_rounds_of,
     poll,
     restarts_of,
     said,
+    shared_rounds,
     trainer_of,
     wait_for_round,
 )
@@ -78,8 +78,5 @@ def test_two_devices_are_one_peer(tmp_path: Path, corpus: Path, top: str, outer:
             assert each.leave() == 0, each.tail()
         ended.wait(PATIENCE_SECONDS)
         # A status shows a round while it is being written; a node that has left has written it.
-        chains = [digests_on_disk(each) for each in (seed, node)]
-        common = set(chains[0]) & set(chains[1])
-        assert reached in common
-        assert all(chains[0][number] == chains[1][number] for number in common)
+        assert reached in shared_rounds(seed, node)
         assert "Traceback" not in "".join(each.tail(10_000) for each in (seed, node))

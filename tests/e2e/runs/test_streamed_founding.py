@@ -17,10 +17,10 @@ from gossamer.node.telemetry.status import DataStatus, Status
 from tests.support.daemons import (
     MANIFEST,
     PATIENCE_SECONDS,
-    digests_on_disk,
     path_on_disk,
     poll,
     said,
+    shared_rounds,
     takes_part,
 )
 
@@ -116,7 +116,4 @@ def test_a_run_begins_with_a_part_of_its_corpus_and_gets_the_rest(
 
     poll(lambda: trains_on_added() or None, "a round alone on added data")
     assert joiner.leave() == 0, joiner.tail()
-    mine, theirs = digests_on_disk(founder), digests_on_disk(joiner)
-    shared = mine.keys() & theirs.keys()
-    assert shared
-    assert all(mine[number] == theirs[number] for number in shared)
+    assert shared_rounds(founder, joiner)

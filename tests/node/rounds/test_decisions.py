@@ -19,6 +19,7 @@ from gossamer.node.rounds.decisions import (
     is_overtaken,
     is_too_early,
     offers_without_training,
+    stays_for_newest_round,
     stops_training,
 )
 from gossamer.protocol.ids import digest_of
@@ -173,6 +174,27 @@ def test_a_round_is_given_up_if_overtaken_or_out_of_time_or_without_work(
 ) -> None:
     decision = gives_up_round(overtaken, NOW, leave_seconds, is_ready=is_ready, better=better)
     assert decision.holds is gives_up
+
+
+@pytest.mark.parametrize(
+    ("is_committed_here", "lacks_averages", "others_have_it", "stays"),
+    [
+        (True, False, [False, False], True),
+        (True, False, [False, True], False),
+        (True, True, [False, True], True),
+        (True, False, [], False),
+        (False, True, [False], False),
+    ],
+)
+def test_a_node_that_leaves_stays_while_its_newest_round_would_go_with_it(
+    is_committed_here: bool, lacks_averages: bool, others_have_it: list[bool], stays: bool
+) -> None:
+    decision = stays_for_newest_round(
+        is_committed_here=is_committed_here,
+        lacks_averages=lacks_averages,
+        others_have_it=others_have_it,
+    )
+    assert decision.holds is stays
 
 
 def test_a_reason_is_logged_when_it_changes() -> None:
