@@ -215,17 +215,16 @@ def gives_up_round(
 
 
 def stays_for_newest_round(
-    *, is_committed_here: bool, lacks_averages: bool, others_have_it: Sequence[bool]
+    *, is_best: bool, lacks_averages: bool, others_have_it: Sequence[bool]
 ) -> Decision:
     """Returns whether a node that leaves would take its newest round with it.
 
     Args:
-        is_committed_here: whether the node's head is the commit of a round, and no better head is
-            known.
+        is_best: whether no better head is known than the node's.
         lacks_averages: whether a member of that round's ring has not voted for it yet.
         others_have_it: whether each living other is at that head, or at one that follows it.
     """
-    if not is_committed_here:
+    if not is_best:
         return Decision(False, "the others have a better head")
     if lacks_averages:
         return Decision(True, "a member of the newest ring may lack averages")

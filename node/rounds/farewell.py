@@ -68,10 +68,11 @@ class Farewell:
 
     def _stays(self) -> Decision:
         committed, branches = self._context.committed, self._heads.branches
-        is_round = committed.is_loaded and committed.entry.round > 0
+        if not committed.is_loaded or not committed.entry.round:
+            return Decision(False, "there is no round to hand over")
         announced = [Digest(each.head) for each in self._context.swarm.living().values()]
         decision = stays_for_newest_round(
-            is_committed_here=is_round and self._heads.better() is None,
+            is_best=self._heads.better() is None,
             lacks_averages=self._rounds.is_delivering_newest,
             others_have_it=[
                 head in committed.chain and branches.is_on_mine(head) for head in announced

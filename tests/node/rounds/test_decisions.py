@@ -177,7 +177,7 @@ def test_a_round_is_given_up_if_overtaken_or_out_of_time_or_without_work(
 
 
 @pytest.mark.parametrize(
-    ("is_committed_here", "lacks_averages", "others_have_it", "stays"),
+    ("is_best", "lacks_averages", "others_have_it", "stays"),
     [
         (True, False, [False, False], True),
         (True, False, [False, True], False),
@@ -187,10 +187,10 @@ def test_a_round_is_given_up_if_overtaken_or_out_of_time_or_without_work(
     ],
 )
 def test_a_node_that_leaves_stays_while_its_newest_round_would_go_with_it(
-    is_committed_here: bool, lacks_averages: bool, others_have_it: list[bool], stays: bool
+    is_best: bool, lacks_averages: bool, others_have_it: list[bool], stays: bool
 ) -> None:
     decision = stays_for_newest_round(
-        is_committed_here=is_committed_here,
+        is_best=is_best,
         lacks_averages=lacks_averages,
         others_have_it=others_have_it,
     )
