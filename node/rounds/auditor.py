@@ -36,6 +36,7 @@ from gossamer.protocol.policy.auditing.audits import (
     falls_short,
     gain_of,
     helps_from_start,
+    least_from_start,
     share_of,
 )
 from gossamer.protocol.rounds.actions import Committed
@@ -209,7 +210,8 @@ class Auditor(Audits):
         )
         is_poor = falls_short(before[judged], control, after[judged], share)
         if is_poor and (job.audit.missed or self._goes_ahead(part.header.round)):
-            helps = await self._helps_from_start(job, sequences[judged])
+            least = least_from_start(gain_of(before[judged], control), share)
+            helps = await self._helps_from_start(job, sequences[judged], least)
             if helps is None:
                 self.auditing.cannot_tell(job.audit, "it is not known where the work began")
                 return None
@@ -222,9 +224,9 @@ class Auditor(Audits):
         return self._outer.overlap and not self._outer.is_warmup(round_number)
 
     async def _helps_from_start(
-        self, job: _Job, sequences: Sequence[tuple[str, int]]
+        self, job: _Job, sequences: Sequence[tuple[str, int]], least: float
     ) -> bool | None:
-        """Returns whether the member's work lowers the loss from where it may have begun; None if
+        """Returns whether the member's work gains `least` from where it may have begun; None if
         that cannot be told.
 
         It may have begun at the state before the rounds that the member missed. With overlap it may
@@ -241,7 +243,7 @@ class Auditor(Audits):
             await self._state.add(missed, average=1.0)
             head = Digest(header.parent)
         if job.audit.missed:
-            told = await self._helps_from_here(job, sequences)
+            told = await self._helps_from_here(job, sequences, least)
             if told is None or told:
                 return told
         if self._goes_ahead(job.part.header.round):
@@ -251,21 +253,21 @@ class Auditor(Audits):
             if earlier is None:
                 return None
             await self._state.add(earlier, average=1.0, own=-1.0)
-            return await self._helps_from_here(job, sequences)
+            return await self._helps_from_here(job, sequences, least)
         return False
 
     async def _helps_from_here(
-        self, job: _Job, sequences: Sequence[tuple[str, int]]
+        self, job: _Job, sequences: Sequence[tuple[str, int]], least: float
     ) -> bool | None:
-        """Returns whether the member's whole work lowers the loss; None if the trainer does not
-        answer."""
+        """Returns whether the member's whole work gains `least` (nats a token); None if the trainer
+        does not answer."""
         began = await self._trainer.audit(sequences)
         if began is None:
             return None
         await self._state.add(job.part, own=-1.0)
         ended = await self._trainer.audit(sequences)
         await self._state.add(job.part, own=1.0)
-        return None if ended is None else helps_from_start(began, ended)
+        return None if ended is None else helps_from_start(began, ended, least)
 
     def _drop(self) -> None:
         if self._job is not None:

@@ -28,7 +28,7 @@ where the training began if the state came late. "Without the start" leaves out 
 
 With `--words` there soon is little to learn: a very small model and text of ten words. `--small` is
 that model on the default corpus, and with `--epochs` each peer has 40 batches of it, again and
-again.
+again. `tests.benchmarks.audits_start` reads what `--keep` writes.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from gossamer.protocol.policy.auditing.audits import (
     falls_short,
     gain_of,
     helps_from_start,
+    least_from_start,
 )
 from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -147,7 +148,7 @@ class Trial:
         peers = len(self.uneven)
         self._run, self._overlap = run, run.outer.overlap
         self._steps = self.uneven if options.uneven else (20,) * peers
-        self._payloads = payloads_of("diloco", run.outer, "open")
+        self._payloads = payloads_of(options.sync, run.outer, "open")
         self._plan = ChunkPlan(run.model.num_parameters, run.outer.chunk_elements)
         self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(peers)]
         batches = EPOCH_BATCHES if options.epochs else 0
@@ -348,11 +349,12 @@ def poor(gains: Losses, share: float, *, from_start: bool) -> bool | None:
     members count as if they had trained on equally much."""
     nothing = [0.0] * gains.shape[-1]
     own, average, start = ((-gains[which]).tolist() for which in APPLIED)
-    if not can_judge(gain_of(nothing, average)):
+    control = gain_of(nothing, average)
+    if not can_judge(control):
         return None
     if not falls_short(nothing, average, own, share):
         return False
-    return not (from_start and helps_from_start(nothing, start))
+    return not (from_start and helps_from_start(nothing, start, least_from_start(control, share)))
 
 
 def poor_before(gains: Losses) -> bool | None:
@@ -412,6 +414,18 @@ def add_trial_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
     parser.add_argument("--words", action="store_true", help="ten words and a very small model")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+    parser.add_argument("--codec", choices=("fp32", "int8", "int4"), default="int8")
+    parser.add_argument("--sync", choices=("diloco", "sparse"), default="diloco")
+
+
+def preset_of(options: argparse.Namespace) -> Preset:
+    """The preset that all trials train, with the outer step of its page."""
+    preset = adapted(PRESETS["tiny"], options.sync, "adamw")
+    outer = replace(preset.outer, codec=options.codec, overlap=not options.no_overlap)
+    preset = replace(preset, outer=outer)
+    if options.words or options.small:
+        preset = replace(preset, model=replace(preset.model, **WORDS_SHAPE))
+    return preset
 
 
 def main() -> None:
@@ -431,12 +445,9 @@ def main() -> None:
         Console().print(table_of(kept, share, overlap=not options.no_overlap))
         return
     torch.set_num_threads(1)
-    preset = adapted(PRESETS["tiny"], "diloco", "adamw")  # the outer step of its page
-    outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
-    inner = replace(preset.inner, optimizer=options.optimizer)
-    preset = replace(preset, inner=inner, outer=outer)
+    preset = preset_of(options)
+    preset = replace(preset, inner=replace(preset.inner, optimizer=options.optimizer))
     if options.words or options.small:
-        preset = replace(preset, model=replace(preset.model, **WORDS_SHAPE))
         options.rounds = max(options.rounds, WORDS_ROUNDS[-1])
     found = []
     for seed in options.seeds:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -41,17 +40,16 @@ from gossamer.protocol.policy.auditing.audits import (
     falls_short,
     gain_of,
     helps_from_start,
+    least_from_start,
 )
 from gossamer.protocol.rounds.ring.set_parts import ring_average
 from gossamer.protocol.wire.audit_messages import SEQUENCES
-from gossamer.trainer.presets.modes import adapted
 from gossamer.trainer.presets.preset import Preset
-from gossamer.trainer.presets.table import PRESETS
 from tests.benchmarks.audits import (
-    WORDS_SHAPE,
     Losses,
     Trial,
     add_trial_options,
+    preset_of,
     write_words,
 )
 
@@ -200,11 +198,13 @@ def poor(gains: Losses, share: float, starts: Sequence[int]) -> bool | None:
     """What an auditor says of gains (`APPLIED`, sequences); None if nothing can be told."""
     nothing = [0.0] * gains.shape[-1]
     losses = [(-each).tolist() for each in gains]
-    if not can_judge(gain_of(nothing, losses[AVERAGE])):
+    control = gain_of(nothing, losses[AVERAGE])
+    if not can_judge(control):
         return None
     if not falls_short(nothing, losses[AVERAGE], losses[QUARTER], share):
         return False
-    return not any(helps_from_start(nothing, losses[start]) for start in starts)
+    least = least_from_start(control, share)
+    return not any(helps_from_start(nothing, losses[start], least) for start in starts)
 
 
 def table_of(audits: Sequence[Audited], starts: Sequence[int], title: str) -> Table:
@@ -234,6 +234,21 @@ def table_of(audits: Sequence[Audited], starts: Sequence[int], title: str) -> Ta
     return table
 
 
+def write_audits(path: Path, audits: Sequence[Audited]) -> None:
+    """Writes what `read_audits` reads."""
+    missed, gains = zip(*audits, strict=True)
+    np.savez(path, missed=missed, gains=np.stack(gains))
+
+
+def read_audits(path: Path) -> list[Audited]:
+    """Reads audits that `--keep` wrote."""
+    with np.load(path) as kept:
+        return [
+            Audited(int(missed), gains)
+            for missed, gains in zip(kept["missed"], kept["gains"], strict=True)
+        ]
+
+
 def main() -> None:
     """Trains all seeds and prints a table."""
     parser = argparse.ArgumentParser(
@@ -241,22 +256,27 @@ def main() -> None:
     )
     add_trial_options(parser)
     parser.add_argument("--fresh", action="store_true", help="go on from the newest state")
+    parser.add_argument("--keep", type=Path, help="a file for all gains, as npz")
+    parser.add_argument("--kept", type=Path, nargs="+", default=(), help="show the gains of files")
     parser.set_defaults(early=False, heldout=False)
     options = parser.parse_args()
+    starts = (BEFORE,) if options.no_overlap else (BEFORE, START)
+    if options.kept:
+        kept = [audit for path in options.kept for audit in read_audits(path)]
+        Console(width=140).print(table_of(kept, starts, f"{len(kept)} audits"))
+        return
     if not (options.words or options.small):
         parser.error("name --words or --small: audits of larger models take hours")
     torch.set_num_threads(1)
-    preset = adapted(PRESETS["tiny"], "diloco", "adamw")
-    outer = replace(preset.outer, codec="int8", overlap=not options.no_overlap)
-    model = replace(preset.model, **WORDS_SHAPE)
-    preset = replace(preset, outer=outer, model=model)
+    preset = preset_of(options)
     found: list[Audited] = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
             if options.words:
                 options.text = [write_words(Path(folder) / "text", seed)]
             found += Carrying(options, preset, Path(folder), seed).audits()
-    starts = (BEFORE,) if options.no_overlap else (BEFORE, START)
+        if options.keep:
+            write_audits(options.keep, found)
     Console(width=140).print(table_of(found, starts, f"{len(found)} audits"))
 
 

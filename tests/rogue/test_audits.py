@@ -90,6 +90,15 @@ class NoiseInEveryOtherRound(InEveryOtherRound, Noise):
     pass
 
 
+class HundredthInEveryOtherRound(InEveryOtherRound):
+    """Sends a hundredth of its work: that helps, and next to nothing."""
+
+    async def train(self, begin: messages.Begin) -> messages.Finished:
+        finished = await super().train(begin)
+        self._work = self._work * np.float32(0.01)
+        return finished
+
+
 class SilentOnData(Honest):
     """Works, and says nothing of the data behind it."""
 
@@ -266,6 +275,18 @@ def test_a_member_that_takes_part_in_every_other_round_is_audited(tmp_path: Path
     assert num_good == 0
     assert any(times_out(world, name) for name in "abcd")
     assert all(verdicts_on(world, name)[1] == 0 for name in "abcd")
+
+
+def test_work_that_helps_next_to_nothing_from_where_it_began_is_poor(tmp_path: Path) -> None:
+    """It was good: all sequences agree that it helps."""
+
+    def is_over(world: World) -> bool:
+        return sum(verdicts_on(world, "e")) >= 2 or world.round("a") >= 60
+
+    world = lived(tmp_path, HundredthInEveryOtherRound, is_over=is_over)
+    num_good, num_poor = verdicts_on(world, "e")
+    assert num_poor >= 2
+    assert num_good == 0
 
 
 @pytest.mark.long

@@ -30,12 +30,14 @@ Rules
 - With overlap a member trains from other parameters than the state before the round: from those
   with its own work of the round before in place of that round's average. It also undoes what was
   wrong with its own work, which is not in the state. So work that falls short is measured there as
-  well, and is good if it lowers the loss there. Where an auditor cannot rebuild that point, it says
+  well, and is good if it helps enough there. Where an auditor cannot rebuild that point, it says
   nothing of such work.
 - A member that missed rounds may carry the work of all of them, which was done from older states
   and need not lower the loss of this one. So work that falls short is measured from the state after
-  the last round that took tokens of the member as well, and is good if it lowers the loss there.
+  the last round that took tokens of the member as well, and is good if it helps enough there.
   Of a member that missed two rounds a tenth of the average's gain is enough.
+- It helps enough there if it gains, as a whole, a quarter of what is asked of a part of it before
+  the round. Random work helps a little by chance, and all sequences may agree that it does.
 - The sequences follow from the head and the auditor (`accounting.excerpts`), so anybody can measure
   again what an auditor says that it measured.
 - One verdict of each auditor on a head counts. An auditor that signs two different ones has no
@@ -105,6 +107,13 @@ sequence by sequence, so that what makes sequences differ does not count. It is 
 
 START_MARGIN = 1.0
 """Standard errors by which the mean gain of good work is above 0 where its training began."""
+
+START_SHARE = 0.25
+"""Part of `share_of` times the average's gain that the whole of good work gains at the least where
+its training began. Where all sequences agree there is no error, and noise that helps by chance is
+above any margin. Of honest work the least clear gain there was 2.2 times as much, of a slow member,
+of which nodes ask less, and else 3.7 times (tests/benchmarks/audits_start.py). Twice this part
+finds more noise, and leaves half of that room."""
 
 COST_SHARE = 0.03
 """Part of the computing of a round that an audit may cost, on average over the rounds."""
@@ -288,11 +297,27 @@ def falls_short(
     return missing.mean >= SHORT_MARGIN * missing.standard_error
 
 
-def helps_from_start(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Returns whether a whole update lowers the loss from where its training began.
+def least_from_start(control: Gain, share: float) -> float:
+    """The mean gain, in nats a token, that good work has at the least where its training began.
+
+    It is 0, so that any clear gain is enough, where the average has none, or one that is not
+    finite: nothing is known of what honest work gains there.
+
+    Args:
+        control: of the round's average, as in `can_judge`, on the same sequences.
+        share: see `share_of`.
+    """
+    least = START_SHARE * share * control.mean
+    return least if 0.0 < least < math.inf else 0.0  # NaN is neither
+
+
+def helps_from_start(before: Sequence[float], after: Sequence[float], least: float = 0.0) -> bool:
+    """Returns whether a whole update lowers the loss enough from where its training began.
 
     Args:
         before: losses of the declared sequences with the parameters where it began.
         after: those with the parameters where it ended.
+        least: see `least_from_start`.
     """
-    return gain_of(before, after).is_above(START_MARGIN)
+    gain = gain_of(before, after)
+    return gain.is_above(START_MARGIN) and gain.mean >= least
