@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import cast
 
 import pytest
 
 from tests.sim.pool import Outcome, simulating
-from tests.support.long_tests import is_asked_for
 
 NUM_WORLDS = 2000
 
 NUM_WORLDS_FIRST = 300
-"""Worlds without `--long`. They meet all that the two thousand meet: the rarest case, a head that
-is out of reach, comes in the worlds of seeds 112 and 259."""
+"""Worlds without `--long`. They meet all that the others meet: the rarest case, a head that is out
+of reach, comes in the worlds of seeds 112 and 259."""
+
+FIRST, OTHERS = range(NUM_WORLDS_FIRST), range(NUM_WORLDS_FIRST, NUM_WORLDS)
+
+SEEDS = "seeds"
+"""The argument of the tests that ask for worlds."""
 
 
 @pytest.fixture(scope="session")
-def num_worlds(request: pytest.FixtureRequest) -> int:
-    file = Path(__file__).with_name("test_simulator.py")
-    return NUM_WORLDS if is_asked_for(request.config, file) else NUM_WORLDS_FIRST
-
-
-@pytest.fixture(scope="session")
-def outcomes(num_worlds: int) -> Iterator[Iterator[Outcome]]:
-    """What becomes of each world, in the order of the seeds."""
-    with simulating(range(num_worlds)) as outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Iterator[Iterator[Outcome]]:
+    """What becomes of each world that tests of this session ask for, in the order of the tests and
+    of their seeds. No world is simulated twice."""
+    with simulating(chain.from_iterable(_asked_for(request))) as outcomes:
         yield outcomes
+
+
+def _asked_for(request: pytest.FixtureRequest) -> list[Sequence[int]]:
+    items = (item for item in request.session.items if isinstance(item, pytest.Function))
+    params = (item.callspec.params for item in items if "outcomes" in item.fixturenames)
+    return [cast(Sequence[int], each[SEEDS]) for each in params]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,6 +43,5 @@ def _early(request: pytest.FixtureRequest) -> None:
     processor, and would leave the others idle."""
     # Of several processes of xdist one alone has that test, and does not know yet that it will.
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    wants = any("outcomes" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    if wants and not is_worker:
+    if _asked_for(request) and not is_worker:
         request.getfixturevalue("outcomes")

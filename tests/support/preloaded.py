@@ -74,14 +74,16 @@ READ_AT_IMPORT = (
 others is started anew."""
 
 SET_WHILE_RUNNING = (
+    "CUDA_DEVICE_ORDER",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCHINDUCTOR_COMPILE_THREADS",
     "TORCH_GLOO_LAZY_INIT",
 )
-"""Torch sets the first of these variables in a process that loads its compiler, to the value that
-it would have in any case; a trainer sets the second one in itself before it compiles, and one of
-several devices the third one before it connects them. A test that does so must not change how the
-processes of later tests are started."""
+"""A daemon sets the first of these variables for every process that computes; CUDA reads it when a
+process first uses a card, and the server uses none. Torch sets the second one in a process that
+loads its compiler, to the value that it would have in any case; a trainer sets the third one in
+itself before it compiles, and one of several devices the fourth one before it connects them. A test
+that does so must not change how the processes of later tests are started."""
 
 _THREADS = "OMP_NUM_THREADS"  # `tests/conftest.py` sets it, unless the person has
 

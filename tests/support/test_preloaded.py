@@ -14,6 +14,7 @@ import pytest
 
 from gossamer.trainer.ipc import framing, pipe
 from gossamer.trainer.ipc import messages as m
+from gossamer.trainer.ipc.environment import computing_environment
 from tests.support import preloaded
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux only")
@@ -93,6 +94,18 @@ def test_a_variable_that_a_test_has_set_meanwhile_changes_nothing(
 ) -> None:
     monkeypatch.setenv(name, "0")
     with preloaded.Popen[bytes](WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        assert is_copy(process)
+        process.kill()
+
+
+def test_what_a_daemon_starts_to_compute_is_a_copy() -> None:
+    """Hundreds of trainers of the tests come from daemons, which give them variables. Each that is
+    executed loads torch anew, and no test fails for it."""
+    with preloaded.Popen[bytes](
+        WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=computing_environment()
+    ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         assert is_copy(process)
