@@ -53,6 +53,10 @@ from gossamer.protocol.wire.statements import Ready, Signed, Statement
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
+HEARING_SECONDS = 1.0
+"""Time for which a process that was stopped reads what came meanwhile before a wait of the round is
+over. Rosters and votes of the others are small, but behind them chunks may have come."""
+
 log = structlog.get_logger("round")
 
 
@@ -129,6 +133,8 @@ class RoundDriver:
         self._changed = trio.Event()
         self._may_tick = trio.Event()
         """Set when a tick may find something that a chunk alone does not bring about."""
+        self._ticked_seconds = 0.0
+        """Local time of the newest tick."""
         self._state: RoundState = machine.state
         """The machine's state at the newest change."""
         self._end_listening: Callable[[], None] = lambda: None
@@ -153,7 +159,8 @@ class RoundDriver:
                 if dispatcher.phase == "closed":
                     task_status.started()
                     return
-                dispatcher.begin(trio.current_time(), self._gossip.statement_store.statements())
+                self._ticked_seconds = trio.current_time()
+                dispatcher.begin(self._ticked_seconds, self._gossip.statement_store.statements())
                 task_status.started()
                 while dispatcher.committed is None:
                     self.tick()
@@ -236,8 +243,18 @@ class RoundDriver:
 
     def tick(self) -> None:
         """Time passed, or the set of living peers changed."""
-        if self.is_running:
-            self.dispatcher.tick(trio.current_time(), self._node.awaited())
+        now = trio.current_time()
+        if self.is_running and self._has_heard(now):
+            self._ticked_seconds = now
+            self.dispatcher.tick(now, self._node.awaited())
+
+    def _has_heard(self, now: float) -> bool:
+        """Returns whether this node may go by the waits of the round. A process that was stopped
+        finds them over before it has read what came meanwhile, and would go on without the others.
+        """
+        awake_seconds = self._node.awake_since(self._ticked_seconds)
+        was_stopped = now - self._ticked_seconds - awake_seconds > TICK_SECONDS
+        return not was_stopped or awake_seconds >= HEARING_SECONDS
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer broke."""
