@@ -142,6 +142,7 @@ class OpenRound:
         """Hands this node's work to the round: the driver sends its `Ready`."""
         machine, swarm, secrets = self.driver.machine, self._context.swarm, self._context.secrets
         number = swarm.incarnation, swarm.new_sequence()
+        self._context.work.signed(number[1])
         self.driver.ready(
             Ready(
                 incarnation=number[0],
@@ -232,12 +233,20 @@ class _NodeHost:
                 conduct.unsettled(number, organiser)
 
     def _removed(self, removed: Removed) -> None:
-        log.warning(
-            "a member is out of the ring",
-            peer=removed.peer,
-            reason=removed.reason,
-            detail=removed.detail,
-        )
+        if removed.peer == self._context.me:
+            log.warning(
+                "this node is out of the ring: what the round did not take of its work is offered "
+                "to a later one",
+                reason=removed.reason,
+                detail=removed.detail,
+            )
+        else:  # nothing that the owner of this node could mend
+            log.info(
+                "a member is out of the ring",
+                peer=removed.peer,
+                reason=removed.reason,
+                detail=removed.detail,
+            )
         self._context.metrics.ring_skips.add(first_word(removed.reason))
         swarm = self._context.swarm
         swarm.admission.partners.conduct.put_out(

@@ -112,14 +112,19 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         num_synced: int,
         offered: Offered | None,
     ) -> Offer | None:
-        """The offer that the header `head` on `parent` took: the one that it took before, or of
-        several the newest that fits what my `Ready` said, or else the header's tokens."""
+        """The offer that the header `head` on `parent` took: the one that it took before, or that
+        of my `Ready` in its roster. Where the number of that is not known, it is the newest that
+        fits what my `Ready` said, or else the header's tokens."""
         found = self.open_offers_on(parent)
         for offer in found:
             if head in offer.heads:
                 return offer
+        if offered is not None and offered.sequence:
+            for offer in found:
+                if (offer.life, offer.sequence) == (offered.life, offered.sequence):
+                    return offer
         for offer in reversed(found):
-            if offered is not None and (offer.life, offer.tokens) == offered:
+            if offered is not None and (offer.life, offer.tokens) == offered[:2]:
                 return offer
         if chunks is not None:
             num_in = chunks.bit_count()

@@ -147,13 +147,19 @@ class WorkAccount:
     # Rounds
 
     def offer(
-        self, head: bytes, round_number: int, spans: Sequence[Span] | None = None, life: int = 0
+        self,
+        head: bytes,
+        round_number: int,
+        spans: Sequence[Span] | None = None,
+        life: int = 0,
+        sequence: int = 0,
     ) -> Offer | None:
         """Offers all carried work to the round after `head`. None if nothing is carried.
 
         Args:
             spans: the data that the `Ready` named; None: all that is not in the ledger.
             life: the present life; 0: not known.
+            sequence: of the `Ready`; 0: it is not signed yet.
         """
         state = self.state
         lots = {number: lot.carried for number, lot in state.lots.items() if lot.carried}
@@ -166,6 +172,7 @@ class WorkAccount:
             lots=lots,
             spans=tuple(state.spans if spans is None else spans),
             life=life,
+            sequence=sequence,
             work={number: lot.there for number, lot in state.lots.items() if lot.there},
         )
         state.offers.append(offer)

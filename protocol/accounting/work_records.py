@@ -111,6 +111,8 @@ class Offered(NamedTuple):
 
     life: int
     tokens: int
+    sequence: int = 0
+    """`Ready.sequence`; 0: not known."""
 
 
 def offered_by(peer_id: str, commit: Commit) -> Offered | None:
@@ -121,7 +123,7 @@ def offered_by(peer_id: str, commit: Commit) -> Offered | None:
         if signed.author == peer_id:
             ready = decode_statement(signed.payload)
             assert isinstance(ready, Ready), "the record was checked"
-            return Offered(ready.incarnation, ready.tokens)
+            return Offered(ready.incarnation, ready.tokens, ready.sequence)
     return None
 
 
@@ -136,6 +138,9 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     spans: tuple[Span, ...]
     life: int = 0
     """Number of the life that made it (`Ready.incarnation`); 0: not known."""
+    sequence: int = 0
+    """Number of its `Ready` in that life (`Ready.sequence`); 0: not known, as in files of earlier
+    versions."""
     taking: Taking | None = None
     """The part that a header in this peer's chain took; None if no header took any."""
     heads: list[bytes] = msgspec.field(default_factory=list)

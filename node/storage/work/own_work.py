@@ -14,7 +14,6 @@ turns out to have gone another way (a split that healed), it is carried again.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import structlog
 
+from gossamer.node.storage.work.dropped_work import say_dropped
 from gossamer.node.storage.work.pending_vector import OfferedTo, PendingVector, RoundingErrors
 from gossamer.node.storage.work.work_files import WorkFiles
 from gossamer.node.storage.work.work_journal import VERSION, FileHeader, Journal, copy_of
@@ -30,7 +30,6 @@ from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.accounting.work_account import WorkAccount
 from gossamer.protocol.accounting.work_records import (
     EXCESS,
-    LATE,
     STALE,
     Offer,
     Offered,
@@ -106,6 +105,8 @@ class Work:
         self._saved_number = 0
         self._event = 0
         self._open: _OpenOffer | None = None
+        self._sequence = 0
+        """Number of a `Ready` whose offer is still to come; 0: there is none."""
         self.status = WorkStatus()
         """The sums of the account as of its newest event. Replaced at once."""
 
@@ -146,12 +147,22 @@ class Work:
         """Returns all carried work as an offer, for a `Ready`. There has to be some."""
         self.account.state.drop_excess(self._tokens_max)
         if dropped := self._count_dropped():
-            log.warning("tokens are dropped", tokens=dropped, reason=EXCESS)
-        offer = self.account.offer(head, round_number, spans, self._life())
+            say_dropped(dropped, EXCESS)
+        sequence, self._sequence = self._sequence, 0
+        offer = self.account.offer(head, round_number, spans, self._life(), sequence)
         assert offer is not None
         self._open = _OpenOffer(offer)
         self._note()
         return offer
+
+    def signed(self, sequence: int) -> None:
+        """Notes the number of the `Ready` for the newest offer, or for the next one where the work
+        is done in the ring. It tells two offers with as many tokens on one head from each other."""
+        if self._open is None or self._open.offer.sequence:
+            self._sequence = sequence
+        else:
+            self._open.offer.sequence = sequence
+            self._note()
 
     def followed(self, ring_id: Digest, errors: RoundingErrors, first_chunk: int = 0) -> None:
         """Notes the ring that the newest offer went into last.
@@ -267,8 +278,7 @@ class Work:
         """Gives up the carried work. See `WorkAccount.drop`."""
         tokens = self.account.drop(reason, spans)
         if tokens:
-            level = logging.DEBUG if reason == LATE else logging.WARNING
-            log.log(level, "work is dropped", tokens=tokens, reason=reason)
+            say_dropped(tokens, reason)
         self._pending.vector[:] = 0.0
         self._open = None
         self._count_dropped()
@@ -280,7 +290,7 @@ class Work:
         if not chunks:
             return False
         if tokens:  # not where it was dropped with its round
-            log.warning("work is dropped", tokens=tokens, reason=STALE)
+            say_dropped(tokens, STALE)
         self._pending.clear(chunks)
         self.close_offer()
         self._count_dropped()

@@ -17,7 +17,12 @@ from gossamer.node.storage.work import work_files
 from gossamer.node.storage.work.own_work import VECTORS_MAX, Work
 from gossamer.node.storage.work.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.accounting.work_records import ABANDONED, EXCESS, OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import (
+    ABANDONED,
+    EXCESS,
+    OUT_OF_RANGE,
+    Offered,
+)
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -216,6 +221,30 @@ def test_the_log_says_what_becomes_of_the_work_of_a_lost_round(
     assert fates(life) == ((0, 0, 0, 0, 100) if next_round == 2 else (0, 0, 100, 0, 0))
 
 
+@pytest.mark.parametrize("is_signed_first", [False, True])
+def test_work_that_a_ring_took_unheard_of_is_not_taken_for_what_came_in_its_place(
+    is_signed_first: bool, tmp_path: Path
+) -> None:
+    """The first offer was taken in some chunks before a value of it went out of range. With shared
+    steps a `Ready` is signed before the work of its offer is done."""
+    life = Life(tmp_path)
+    for sequence, value in ((3, 1.0), (5, 2.0)):
+        if is_signed_first:
+            life.work.signed(sequence)
+        life.train(H0, 1, value)
+        life.work.offer(H0, 1)
+        if not is_signed_first:
+            life.work.signed(sequence)
+        if sequence == 3:
+            life.work.drop(OUT_OF_RANGE)
+    life.work.committed_by(
+        H1, H0, RING, 50, 0b0011, counts_spans=True, offered=Offered(0, 100, sequence=3)
+    )
+    life.work.moved_to(H1)
+    assert life.holds(2.0)
+    assert fates(life) == (50, 0, 50, 0, 100)
+
+
 def test_what_is_trained_after_an_offer_is_not_settled_with_it(tmp_path: Path) -> None:
     """Its ring commits unheard of, while this node trains on."""
     life = Life(tmp_path)
@@ -270,7 +299,10 @@ def test_stale_work_and_work_that_is_no_number_is_dropped(tmp_path: Path) -> Non
     assert not life.work.drop_stale(1 + STALE_ROUNDS)
     assert not life.work.drop_stale(2 + STALE_ROUNDS)
     assert life.holds(1.0, 1.0, 0.0, 0.0)
-    assert life.work.drop_stale(3 + STALE_ROUNDS)
+    with structlog.testing.capture_logs() as lines:
+        assert life.work.drop_stale(3 + STALE_ROUNDS)
+    assert [(line["log_level"], line["tokens"]) for line in lines] == [("warning", 75)]
+    assert "work is dropped: it missed too many rounds" in lines[0]["event"]
     assert life.holds(0.0)
     assert fates(life) == (50, 0, 250, 0, 0)
     assert life.sample("tokens_dropped_total", reason=OUT_OF_RANGE) == 100

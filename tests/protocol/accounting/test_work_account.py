@@ -12,6 +12,7 @@ from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_account import OFFERS_MAX, WorkAccount
 from gossamer.protocol.accounting.work_records import (
     LATE,
+    OUT_OF_RANGE,
     Offer,
     Offered,
     Settlement,
@@ -38,8 +39,8 @@ def span(start: int, stop: int) -> Span:
     return Span(7, start, stop)
 
 
-def offered(one: WorkAccount, head: bytes, number: int, life: int = 0) -> Offer:
-    offer = one.offer(head, number, life=life)
+def offered(one: WorkAccount, head: bytes, number: int, life: int = 0, sequence: int = 0) -> Offer:
+    offer = one.offer(head, number, life=life, sequence=sequence)
     assert offer is not None
     return offer
 
@@ -131,6 +132,42 @@ def test_of_the_offers_of_two_lives_the_ready_in_the_ring_tells_which_was_taken(
         told = Offered(life, 101 if life == 1 else 101 + further)
         settled = one.committed_by(H1, H0, 51, 0b0011, counts_spans=True, offered=told)
         assert settled.offer == numbers[life]
+
+
+@pytest.mark.parametrize("sequence", [7, 9])
+def test_of_two_offers_with_as_many_tokens_the_ready_in_the_ring_tells_which_was_taken(
+    sequence: int,
+) -> None:
+    """A ring took the first one in some chunks, unheard of, before a value of the work went out of
+    range. The work that was done in its place is not in the chain."""
+    one = account()
+    numbers = {}
+    for each in (7, 9):
+        one.trained(H0, 1, 100, [])
+        numbers[each] = offered(one, H0, 1, life=1, sequence=each).number
+        if each == 7:
+            one.drop(OUT_OF_RANGE)
+    one.saved()
+    one = restarted(one)
+    told = Offered(1, 100, sequence)
+    settled = one.committed_by(H1, H0, 100, ALL, counts_spans=True, offered=told)
+    assert settled.offer == numbers[sequence]
+    assert (settled.taken, settled.zeroed) == (0 if sequence == 7 else ALL, 0)
+    assert fates(one) == ((100, 0, 0, 0, 100) if sequence == 7 else (100, 0, 100, 0, 0))
+
+
+def test_an_account_without_the_numbers_of_its_readys_is_read() -> None:
+    """So wrote earlier versions: of two such offers a header then takes the newest."""
+    one = account()
+    one.trained(H0, 1, 100, [])
+    numbers = [offered(one, H0, 1, life=1).number for _ in range(2)]
+    written = msgspec.to_builtins(one.state, builtin_types=(bytes,))
+    for offer in written["offers"]:
+        del offer["sequence"]
+    one.state = msgspec.msgpack.decode(msgspec.msgpack.encode(written), type=AccountState)
+    told = Offered(1, 100, 7)
+    settled = one.committed_by(H1, H0, 100, ALL, counts_spans=True, offered=told)
+    assert settled.offer == numbers[1]
 
 
 def test_of_several_offers_on_a_head_the_header_tells_which_it_took() -> None:

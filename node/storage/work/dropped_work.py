@@ -1,0 +1,33 @@
+"""What the log says of work that is given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import structlog
+
+from gossamer.protocol.accounting.work_records import (
+    EXCESS,
+    LATE,
+    OUT_OF_RANGE,
+    ROLLED_BACK,
+    STALE,
+)
+
+log = structlog.get_logger("work")
+
+_WHY: Mapping[str, str] = {
+    STALE: "it missed too many rounds, because this node was away or is slower than the others",
+    EXCESS: "rounds did not take this node's work for so long that it is more than one may take",
+    OUT_OF_RANGE: "a value of it is out of range",
+    ROLLED_BACK: "the rounds that it builds on were taken back",
+}
+
+
+def say_dropped(tokens: int, reason: str) -> None:
+    """Writes a line of the log on tokens that no round will take."""
+    level = logging.DEBUG if reason == LATE else logging.WARNING
+    why = _WHY.get(reason, "")
+    text = f"work is dropped: {why}" if why else "work is dropped"
+    log.log(level, text, tokens=tokens, reason=reason, fields={"event": "work is dropped"})
