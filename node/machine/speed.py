@@ -28,6 +28,8 @@ class SpeedMeter:
         """`operations_per_token`: of training; 0 if that is not known."""
         self._metrics = metrics
         self._operations = operations_per_token
+        self._device: tuple[str, str] | None = None
+        """Name and precision of the device that the speeds are of."""
         self._peak: float | None = None
         """Operations a second that the trainer's card can do."""
         self.times: StepTimes | None = None
@@ -40,6 +42,11 @@ class SpeedMeter:
         """The trainer has a device."""
         self._peak = peak_operations(configured.device_name, configured.precision)
         self.times = None
+        device = (configured.device_name, configured.precision)
+        if device != self._device:
+            # The mean of some tens of steps of a lost card says nothing of the processor.
+            self._device, self._tokens_per_second = device, 0.0
+            self._metrics.mfu_ratio.set(math.nan)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -138,7 +138,10 @@ class Discovery:
         self._looked_seconds = trio.current_time()
         for stall in stalls:
             seconds = round(stall.lost_seconds, 1)
-            log.warning("this process did not run for a while", seconds=seconds)
+            log.warning(
+                "this process did not run for a while: the machine slept, or was too busy",
+                seconds=seconds,
+            )
             self._metrics.stalled_seconds.inc(stall.lost_seconds)
         if stalls:
             self._redial.hurry(self._looked_seconds)

@@ -23,9 +23,9 @@ from gossamer.node.storage.owner_files import (
     SamplesFile,
     with_newest,
 )
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import DataConfig
 from gossamer.trainer.ipc.messages import Evaluated
@@ -82,21 +82,14 @@ class LossCurve:
     async def load(self) -> None:
         """Takes over the curve and the newest held-out loss."""
         progress = self._progress
-        progress.history, heldout_loss = await self._run_in_thread(self._file.load)
-        progress.heldout_loss = heldout_loss
-        if heldout_loss is None:
-            return
-        self._metrics.heldout_loss.set(heldout_loss)
-        points = [p for p in progress.history.points() if p.heldout_loss == heldout_loss]
-        progress.heldout_bits_per_byte = points[-1].heldout_bits_per_byte if points else None
-        if progress.heldout_bits_per_byte is not None:
-            self._metrics.heldout_text_loss.set(progress.heldout_bits_per_byte)
+        progress.history, progress.heldout = await self._run_in_thread(self._file.load)
+        self._metrics.set_heldout(progress.heldout)
 
     async def save(self) -> None:
         """Writes both. DiskError."""
-        history, heldout_loss = self._progress.history, self._progress.heldout_loss
+        history, heldout = self._progress.history, self._progress.heldout
         points, stride = history.points(), history.stride
-        await self._run_in_thread(lambda: self._file.save(points, stride, heldout_loss))
+        await self._run_in_thread(lambda: self._file.save(points, stride, heldout))
 
 
 class HeldoutLoss:
@@ -115,12 +108,12 @@ class HeldoutLoss:
         self.progress = progress
         self._metrics = metrics
         self._due_seconds = -math.inf
-        self._fresh_loss: float | None = None
 
-    async def evaluate(self, round_seconds: float) -> None:
+    async def evaluate(self, round_number: int, round_seconds: float) -> None:
         """Evaluates if it is due.
 
         Args:
+            round_number: of the state in `base`.
             round_seconds: how long a round lasts; the evaluation takes a small part of it.
         """
         started = trio.current_time()
@@ -132,34 +125,25 @@ class HeldoutLoss:
         )
         now = trio.current_time()
         self._due_seconds = now + (now - started) / EVALUATION_SHARE
-        self._note(evaluated)
+        self._note(round_number, evaluated)
 
-    async def evaluate_now(self) -> bool:
-        """Evaluates although it may not be due: nobody waits any more. Returns whether it did."""
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether the held-out text is here."""
+        return bool(self._heldout_paths())
+
+    async def evaluate_now(self, round_number: int) -> None:
+        """Evaluates although it may not be due: nobody waits any more."""
         paths = self._heldout_paths()
-        if not paths:
-            return False
-        self._note(await self._trainer.evaluate(paths, EVALUATION_TOKENS_MAX, FINAL_SECONDS))
-        return self._fresh_loss is not None
+        if paths:
+            evaluated = await self._trainer.evaluate(paths, EVALUATION_TOKENS_MAX, FINAL_SECONDS)
+            self._note(round_number, evaluated)
 
-    def _note(self, evaluated: Evaluated | None) -> None:
+    def _note(self, round_number: int, evaluated: Evaluated | None) -> None:
         if evaluated is not None and math.isfinite(evaluated.loss):
-            self.progress.heldout_loss = self._fresh_loss = evaluated.loss
-            self._metrics.heldout_loss.set(evaluated.loss)
-            bits = self.progress.heldout_bits_per_byte = evaluated.bits_per_byte
-            self._metrics.heldout_text_loss.set(math.nan if bits is None else bits)
-
-    def point(self, round_number: int) -> LossPoint:
-        """The curve's point of a round, with the loss of an evaluation since the last call."""
-        progress = self.progress
-        loss, self._fresh_loss = self._fresh_loss, None
-        return LossPoint(
-            round=round_number,
-            loss=progress.loss,
-            heldout_loss=loss,
-            bits_per_byte=progress.bits_per_byte,
-            heldout_bits_per_byte=None if loss is None else progress.heldout_bits_per_byte,
-        )
+            heldout = Heldout(round_number, evaluated.loss, evaluated.bits_per_byte)
+            self.progress.evaluated(heldout)
+            self._metrics.set_heldout(heldout)
 
 
 def sample_task(

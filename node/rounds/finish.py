@@ -29,6 +29,9 @@ FAREWELL_SECONDS = 60.0
 on the way to the final state. Without it, members that leave at once would take the last averages
 with them."""
 
+TRAINER_SECONDS = FAREWELL_SECONDS / 2
+"""Longest wait for a trainer that starts, to evaluate the final state."""
+
 ON_THE_WAY: frozenset[Phase] = frozenset({"joining", "syncing", "training", "averaging"})
 """Phases of a peer that does not have the final state yet."""
 
@@ -100,10 +103,20 @@ class FinishedRun:
         )
 
     async def _evaluate(self) -> None:
-        """The loss of the final state, where the trainer is still there to compute it."""
-        progress, entry = self._follower.phases.progress, self._committed.entry
-        if self._trainings.trainer.is_up and await self._heldout.evaluate_now():
-            progress.add_point(self._heldout.point(entry.round))
+        """The loss of the final state, where the trainer is there to compute it, or comes soon."""
+        progress, number = self._follower.phases.progress, self._committed.entry.round
+        if progress.heldout_loss_of(number) is None and self._heldout.can_evaluate:
+            await self._until_trainer_is_up()
+        if self._trainings.trainer.is_up:
+            await self._heldout.evaluate_now(number)
+
+    async def _until_trainer_is_up(self) -> None:
+        """Waits for a trainer that starts, as one does that died near the end of the run. Others
+        that leave at the end wait for this node meanwhile."""
+        orders, trainer = self._trainings.orders, self._trainings.trainer
+        with trio.move_on_after(TRAINER_SECONDS):
+            while not (trainer.is_up or trainer.failure or orders.pause or orders.leave):
+                await orders.wait(POLL_SECONDS)
 
     async def _write(self) -> None:
         """Writes the final state as a whole: newcomers get it without older rounds."""

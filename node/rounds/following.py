@@ -208,6 +208,8 @@ class Joiner:
         self._head_prover = head_prover
         self._head_fetcher = head_fetcher
         self._has_bootstrap = has_bootstrap
+        self._genesis_problem = ""
+        """The newest reason why the initial state cannot be fetched, which is said once."""
         self._proven_until = 0.0
         """Local time until which this node waits for the proofs of announced heads."""
 
@@ -220,6 +222,7 @@ class Joiner:
         if await run_in_thread(lambda: restore(self._committed)):
             await settlement.settle()
             entry = self._committed.entry
+            phases.progress.forget_heldout_after(entry.round)  # a disk may lack the newest rounds
             log.info("state found on disk", round=entry.round, head=short(entry.head))
         phases.set("syncing")
         if self._has_bootstrap:
@@ -323,7 +326,13 @@ class Joiner:
             with self._trainings.orders.unless_ordered():
                 await self._chain_sync.follow(committed.chain.genesis, self._swarm.sources)
         except (BehindError, DiskError) as error:
-            log.warning("the initial state cannot be had yet", error=str(error))
+            if (problem := str(error)) != self._genesis_problem:
+                self._genesis_problem = problem
+                log.warning(
+                    "the initial state cannot be had yet; this node tries again until a member "
+                    "that has a state is there",
+                    problem=problem,
+                )
             await self._trainings.orders.wait(RETRY_SECONDS)
 
     async def _draw_genesis(self) -> bool:

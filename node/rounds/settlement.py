@@ -99,13 +99,16 @@ class Settlement:
         since = work.head
         is_void = since is not None and since in self._committed.chain and self._is_void(since)
         await self._fetch_contributors(await run_in_thread(self._unknown_with_mine))
-        has_left_rounds = await run_in_thread(lambda: self._settle(ROLLED_BACK if is_void else ""))
+        left_after = await run_in_thread(lambda: self._settle(ROLLED_BACK if is_void else ""))
         self._averages.clear()
-        if is_void and has_left_rounds:
+        if left_after is None:
+            return
+        self._trainings.progress.went_back(left_after)
+        if is_void:
             # It was done on parameters that the founder does not want.
             await run_in_thread(lambda: work.drop(ROLLED_BACK))
             await self._trainings.return_data()
-        elif has_left_rounds:
+        else:
             # On the other branch the data is consumed to other positions.
             await self._trainings.return_data(work.account.state.spans)
 
@@ -141,33 +144,47 @@ class Settlement:
                 except (BehindError, CannotRebuildError, DiskError) as error:
                     log.debug("the contributors of an old round are not known", problem=str(error))
 
-    def _settle(self, reason: str) -> bool:
-        """Says whether rounds have left the chain. `reason`: see `WorkAccount.abandoned`."""
+    def _settle(self, reason: str) -> int | None:
+        """Returns the round after which rounds have left the chain; None if none have.
+
+        `reason`: see `WorkAccount.abandoned`.
+        """
         work, chain, head = self._work, self._committed.chain, self._committed.head
         since = work.head
         if since is None and not work.is_damaged:
             work.moved_to(head)  # a new node: no round has taken any of its work
-            return False
+            return None
         since = since or chain.genesis
         if not self._is_way_known(since):
             log.warning("an old header is gone: what the rounds since took is not known")
             work.moved_to(head)
-            return False
+            return None
         next_round = self._committed.entry.round + 1
         work.account.branch_left(chain.entry(since).round, next_round)
         abandoned = chain.only_in(since, head)
+        num_unread = 0
         for lost in abandoned:
             header = self._header(lost)
-            if header is not None:
+            if header is None:
+                num_unread += 1
+            else:
                 _, tokens = self._mine(header)
                 work.abandoned(lost, header.parent, tokens, next_round, reason)
         unknown: list[int] = []
         for new in reversed(chain.only_in(head, since)):
             header = self._header(new)
-            if header is not None and not self._take_out(new, header):
+            if header is None:
+                num_unread += 1
+            elif not self._take_out(new, header):
                 unknown.append(header.round)
+        # One line each: an account that was damaged has all rounds of the chain to go through.
+        if num_unread:
+            log.warning(
+                "records of old rounds cannot be read, so what these took of this node's work is "
+                "not known: check the disk",
+                num_rounds=num_unread,
+            )
         if unknown:
-            # One line: an account that was damaged has all rounds of the chain to go through.
             log.warning(
                 "which chunks some old rounds took is not known",
                 num_rounds=len(unknown),
@@ -175,7 +192,7 @@ class Settlement:
                 newest_round=unknown[-1],
             )
         work.moved_to(head)
-        return bool(abandoned)
+        return min(chain.entry(lost).round for lost in abandoned) - 1 if abandoned else None
 
     def _is_way_known(self, since: Digest) -> bool:
         """Returns whether all rounds between a head and the committed one can be told. Otherwise
@@ -190,7 +207,7 @@ class Settlement:
         try:
             return self._committed.blocks.header(head)
         except CannotRebuildError as error:
-            log.warning("what an old round took is not known", problem=str(error))
+            log.debug("what an old round took is not known", problem=str(error))
             return None
 
     def _mine(self, header: Header) -> tuple[int, int]:

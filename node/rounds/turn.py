@@ -161,7 +161,7 @@ class Turn:
             await self._round_end.sample(opened, self._driver.machine.number - 1)
         if opened.work.may_train_ahead and not self._orders.leaves_after_round:
             if has_time:
-                await self._round_end.evaluate(opened)
+                await self._round_end.evaluate(opened, self._driver.machine.number - 1)
             opened.work.train_ahead()
 
     async def _outcome(self) -> Committed | None:
@@ -276,10 +276,12 @@ class RoundEnd:
         self._traffic = (0, 0)
         """Bytes that rings had sent and received when the last round was reported."""
 
-    async def evaluate(self, opened: OpenRound) -> None:
-        """Evaluates on held-out text, and audits a member, if that is due."""
+    async def evaluate(self, opened: OpenRound, round_number: int) -> None:
+        """Evaluates on held-out text, and audits a member, if that is due. `round_number`: of the
+        present state."""
         await self._audits.measure()
-        await self._heldout.evaluate(trio.current_time() - opened.training_since_seconds)
+        seconds = trio.current_time() - opened.training_since_seconds
+        await self._heldout.evaluate(round_number, seconds)
 
     async def sample(self, opened: OpenRound, round_number: int) -> None:
         """Has the model write for its owner, if that is due. `round_number`: of its state."""
@@ -313,9 +315,10 @@ class RoundEnd:
         await self._saver.save()
         self.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not opened.work.is_ahead:
-            await self.evaluate(opened)
+            number = outcome.proposal.header.round
+            await self.evaluate(opened, number)
             if opened.work.trains_in_ring:
-                await self.sample(opened, outcome.proposal.header.round)  # no time is better
+                await self.sample(opened, number)  # no time is better
         opened.work.go_on()
 
     def report(self, opened: OpenRound, outcome: Committed | None, started_seconds: float) -> None:
@@ -346,11 +349,11 @@ class RoundEnd:
             outcome=result,
         )
         self.metrics.end_round(result, len(members))
-        progress.add_point(self._heldout.point(machine.number))
+        loss = progress.end_round(machine.number).loss
         log.info(
             f"round {machine.number} {result}",
             peers=len(members),
-            loss=None if progress.loss is None else round(progress.loss, 3),
+            loss=None if loss is None else round(loss, 3),
             seconds=round(seconds, 2),
             head=short(self._heads.mine),
             fields={"event": "round ended", "round": machine.number, "outcome": result},

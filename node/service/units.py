@@ -45,9 +45,9 @@ Restart=on-failure
 RestartSec=10
 RestartPreventExitStatus=2
 
-# SIGTERM goes to the daemon alone: it ends its trainer after it has handed over the round, which
-# takes up to 20 s, and then writes its state. What is left after the time is killed; nothing
-# committed is lost by that.
+# SIGTERM goes to the daemon alone: it ends its round, which takes up to 20 s, stays up to 30 s more
+# while no other peer has that round, and then writes its state. What is left after the time is
+# killed; nothing committed is lost by that.
 KillMode=mixed
 TimeoutStopSec=90
 # Out of memory, the kernel kills the trainer, and the daemon starts it again: systemd need not stop

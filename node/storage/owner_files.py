@@ -15,7 +15,7 @@ import structlog
 
 from gossamer.node.base.disk_health import DiskHealth, write_atomically
 from gossamer.node.storage.bounded_file import read_record
-from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.loss_history import Heldout, LossHistory
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import MalformedError
@@ -54,10 +54,25 @@ class _OfRun(msgspec.Struct, frozen=True):
 _Content = TypeVar("_Content", bound=_OfRun)
 
 
-class _Losses(_OfRun, frozen=True):
+class _Losses(_OfRun, frozen=True, omit_defaults=True):
     heldout_loss: float | None
     stride: int
     points: tuple[LossPoint, ...]
+    heldout_round: int | None = None
+    heldout_bits_per_byte: float | None = None
+
+    @property
+    def heldout(self) -> Heldout | None:
+        """The newest evaluation. Files of earlier versions do not say its round: a point may."""
+        loss = self.heldout_loss
+        if loss is None:
+            return None
+        if self.heldout_round is not None:
+            return Heldout(self.heldout_round, loss, self.heldout_bits_per_byte)
+        for point in reversed(self.points):
+            if point.heldout_loss == loss:
+                return Heldout(point.round, loss, point.heldout_bits_per_byte)
+        return None
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -125,17 +140,18 @@ class _RunFile:
 class LossFile(_RunFile):
     """The file `losses` of a state directory."""
 
-    def load(self) -> tuple[LossHistory, float | None]:
-        """Returns the curve and the newest held-out loss of the run (in nats a token); an empty
-        curve and None if there are none."""
+    def load(self) -> tuple[LossHistory, Heldout | None]:
+        """Returns the curve and the newest evaluation of the run; an empty curve and None if there
+        are none."""
         losses = self._read(_Losses, LOSSES_BYTES_MAX)
         if losses is None:
             return LossHistory(), None
-        return LossHistory.restored(losses.points, losses.stride), losses.heldout_loss
+        return LossHistory.restored(losses.points, losses.stride), losses.heldout
 
-    def save(self, points: tuple[LossPoint, ...], stride: int, heldout_loss: float | None) -> None:
+    def save(self, points: tuple[LossPoint, ...], stride: int, heldout: Heldout | None) -> None:
         """Replaces the file. `points` and `stride`: of the `LossHistory`. Raises DiskError."""
-        self._write(_Losses(self._run_id, heldout_loss, stride, points))
+        number, loss, bits = (None, None, None) if heldout is None else heldout
+        self._write(_Losses(self._run_id, loss, stride, points, number, bits))
 
 
 def with_newest(kept: Sequence[RoundSamples], newest: RoundSamples) -> tuple[RoundSamples, ...]:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from gossamer.node.telemetry.status import LossPoint
 
 LOSS_POINTS_MAX = 240
 """Points of the curve in one answer: a page shows no more, and a status stays small."""
+
+
+class Heldout(NamedTuple):
+    """What an evaluation of one state on held-out text has measured."""
+
+    round: int
+    """The state is the one after this round."""
+    loss: float
+    """In nats a token."""
+    bits_per_byte: float | None = None
+    """`loss` in bits for each byte of text; None if that is not known."""
+
+    def put_into(self, point: LossPoint) -> LossPoint:
+        """Returns the point of its round with these values."""
+        return msgspec.structs.replace(
+            point, heldout_loss=self.loss, heldout_bits_per_byte=self.bits_per_byte
+        )
 
 
 class LossHistory:
@@ -49,6 +69,26 @@ class LossHistory:
         if len(self._points) >= LOSS_POINTS_MAX:
             self._points = self._points[::2]
             self._stride *= 2
+
+    def measured(self, heldout: Heldout) -> None:
+        """Adds a held-out loss to the point of its round. A round that is newer than all points, as
+        one that this node has followed, gets a point; of an older one without a point nothing is
+        kept."""
+        number, newest = heldout.round, self._newest
+        if newest is None or newest.round < number:
+            self.add(heldout.put_into(LossPoint(round=number)))
+            return
+        self._points = [
+            heldout.put_into(kept) if kept.round == number else kept for kept in self._points
+        ]
+        if newest.round == number:
+            self._newest = heldout.put_into(newest)
+
+    def forget_after(self, round_number: int) -> None:
+        """Drops the points of newer rounds: they are not in the chain any more."""
+        kept = [point for point in self.points() if point.round <= round_number]
+        self._points = [point for point in self._points if point.round <= round_number]
+        self._newest = kept[-1] if kept else None
 
     def points(self) -> tuple[LossPoint, ...]:
         """Returns the points that are kept, oldest first, and the newest one."""

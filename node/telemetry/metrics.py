@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from gossamer.node.base.pausing import PAUSE_REASONS
 from gossamer.node.telemetry import metric_labels
 from gossamer.node.telemetry.gpus import GpuCollector, Gpus
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.metric_families import OTHER, Registrar
 from gossamer.node.telemetry.status import (
     OUTCOMES,
@@ -201,6 +202,9 @@ class Metrics:
         self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
         )
+        self.heldout_round = add.gauge(
+            "heldout_round", "The round after which that state is; NaN while there is none."
+        )
         self.text_loss = add.gauge(
             "text_loss",
             "Training loss of the newest inner step in bits for each byte of text; NaN if the "
@@ -213,7 +217,7 @@ class Metrics:
             "gradient_norm", "Norm of the newest inner step's gradient, before clipping."
         )
         losses = (self.loss, self.heldout_loss, self.text_loss, self.heldout_text_loss)
-        for unknown in (*losses, self.gradient_norm):
+        for unknown in (*losses, self.heldout_round, self.gradient_norm):
             unknown.set(math.nan)
 
     def _add_rounds(self, add: Registrar) -> None:
@@ -338,6 +342,13 @@ class Metrics:
         self._outer_learning_rate.set(math.nan if step is None else step.learning_rate)
         self._outer_momentum.set(math.nan if step is None else step.momentum)
         self._outer_average_scale.set(math.nan if step is None else step.average_scale)
+
+    def set_heldout(self, heldout: Heldout | None) -> None:
+        """Sets the newest evaluation; None if none is of a state of this node's chain."""
+        bits = None if heldout is None else heldout.bits_per_byte
+        self.heldout_loss.set(math.nan if heldout is None else heldout.loss)
+        self.heldout_text_loss.set(math.nan if bits is None else bits)
+        self.heldout_round.set(math.nan if heldout is None else heldout.round)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
         """Adds the time of a phase of a round, which is one of `metric_labels.ROUND_PHASES`."""

@@ -108,7 +108,9 @@ class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     loss: float | None = None
+    """Training loss of this node's steps for the round; None if it did none."""
     heldout_loss: float | None = None
+    """Of the state after the round; None if it was not evaluated here."""
     bits_per_byte: float | None = None
     """The training loss in bits for each byte of text; None if that is not known."""
     heldout_bits_per_byte: float | None = None
@@ -276,10 +278,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     swarm_tokens_total: int = 0
     """Tokens of all peers in the chain up to the head."""
     tokens_per_second: float | None = None
+    """Of this node's newest steps, while it trained."""
     loss: float | None = None
     """Mean training loss of this node's newest steps."""
     heldout_loss: float | None = None
-    """Loss of the newest evaluated state on held-out text."""
+    """Loss of the newest evaluated state of this node's chain on held-out text."""
+    heldout_round: int | None = None
+    """Round after which the state is that `heldout_loss` is of: `round`, or an earlier one."""
     bits_per_byte: float | None = None
     """`loss` in bits for each byte of text, which runs with other tokenizers can be compared by;
     None where the tokenizer's tokens have no certain length."""

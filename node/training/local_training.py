@@ -21,7 +21,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.state.committed import CommittedState
 from gossamer.node.storage.work.own_work import Work
-from gossamer.node.telemetry.progress import Progress
+from gossamer.node.telemetry.progress import Progress, RoundLoss
 from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.partitions import named_tokens_max
 from gossamer.protocol.accounting.spans import num_tokens
@@ -219,8 +219,9 @@ class LocalTraining:
         else:
             work.trained(head, number, finished.tokens, feed.consumed(finished.spans))
         if finished.tokens and math.isfinite(finished.loss):
-            self._of.progress.loss = finished.loss
-            self._of.progress.bits_per_byte = finished.bits_per_byte
+            progress = self._of.progress
+            progress.loss, progress.bits_per_byte = finished.loss, finished.bits_per_byte
+            progress.round_loss = RoundLoss(self.number, finished.loss, finished.bits_per_byte)
         pending = trainer.pending
         if not await self._of.run_in_thread(lambda: is_usable(pending)):
             await self._of.drop_out_of_range()

@@ -126,6 +126,31 @@ def test_the_longest_name_of_a_member_leaves_the_peers_on_the_page(
     assert outside == []
 
 
+def test_what_was_measured_of_an_earlier_state_says_so(
+    window: Any, address: str, node: Node
+) -> None:
+    node.now = msgspec.structs.replace(BUSY, heldout_round=40, heldout_bits_per_byte=0.9)
+    opened(window, address)
+    until(lambda: "1.456" in text_of(window, "swarm-facts"), "the loss")
+    assert "round 40)" not in text_of(window, "swarm-facts")
+    assert text_of(window, "heldout-now") == "1.456"
+    node.now = msgspec.structs.replace(node.now, heldout_round=32)
+    until(lambda: "1.456 (round 32)" in text_of(window, "swarm-facts"), "the round of the loss")
+    assert "0.900 (round 32)" in text_of(window, "swarm-facts")
+    assert text_of(window, "heldout-now") == "1.456 (round 32)"
+    assert complaints(window) == []
+
+
+def test_the_speed_of_the_swarm_is_of_those_that_train(
+    window: Any, address: str, node: Node
+) -> None:
+    opened(window, address)
+    until(lambda: "16.1 k tokens/s" in text_of(window, "swarm-facts"), "the speed of both")
+    node.now = msgspec.structs.replace(BUSY, phase="paused", paused_reason="user")
+    until(lambda: "8,831 tokens/s" in text_of(window, "swarm-facts"), "the speed of one")
+    assert "Speed in training" in text_of(window, "node-facts")
+
+
 def test_rounds_that_a_newcomer_fetched_say_nothing_of_the_time_left(
     window: Any, address: str, node: Node
 ) -> None:

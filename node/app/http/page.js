@@ -140,7 +140,7 @@ function showNode(s) {
   const c = s.capacity;
   facts($("node-facts"), [
     ...causes(s),
-    ["Speed", known(s.tokens_per_second) ? count(s.tokens_per_second) + " tokens/s" : "–"],
+    [isAtWork(s) ? "Speed" : "Speed in training", known(s.tokens_per_second) ? count(s.tokens_per_second) + " tokens/s" : "–"],
     ["Contributed", count(s.tokens_total) + " tokens"],
     ["Training loss", loss(s.loss)],
     ...(known(s.bits_per_byte) ? [["Training bits per byte", loss(s.bits_per_byte)]] : []),
@@ -161,10 +161,14 @@ function showNode(s) {
     ...(s.rollback_withdrawn ? [["Rollback given up", s.rollback_withdrawn, "whole"]] : []),
   ]);
 }
+function isAtWork(p) {
+  return p.phase === "training" || p.phase === "averaging";
+}
 function showSwarm(s) {
   const connected = s.peers.filter((p) => p.connected).length;
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
-  const speeds = others.map((p) => p.tokens_per_second).concat(s.tokens_per_second).filter(known);
+  // Those that are paused or have the final state say how fast they were.
+  const speeds = [s, ...others].filter(isAtWork).map((p) => p.tokens_per_second).filter(known);
   const speed = speeds.reduce((a, b) => a + b, 0);
   showBar($("run-progress"), s.final_tokens ? s.swarm_tokens_total : s.round, s.final_tokens || s.final_round || 0);
   $("swarm").textContent = !s.run_id ? "Not known yet" : s.round === 0 ? "At the first state" : plural(s.round, "round", "rounds") + " committed";
@@ -172,8 +176,8 @@ function showSwarm(s) {
   facts($("swarm-facts"), [
     ["Speed", speeds.length ? count(speed) + " tokens/s" : "–"],
     ["Trained on", count(s.swarm_tokens_total) + (s.final_tokens ? " of " + count(s.final_tokens) : "") + " tokens"],
-    ["Held-out loss", loss(s.heldout_loss)],
-    ...(known(s.heldout_bits_per_byte) ? [["Held-out bits per byte", loss(s.heldout_bits_per_byte)]] : []),
+    ["Held-out loss", heldOut(s, s.heldout_loss)],
+    ...(known(s.heldout_bits_per_byte) ? [["Held-out bits per byte", heldOut(s, s.heldout_bits_per_byte)]] : []),
     ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
     ["Connected here", plural(connected, "peer", "peers")],
     ["Head", s.head ? s.head.slice(0, 10) : "–"],

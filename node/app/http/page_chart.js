@@ -104,8 +104,14 @@ function movePoint(event) {
   drawMark();
 }
 
+// A figure of an evaluation, with its round where a newer state is there.
+function heldOut(s, value) {
+  const isOlder = known(value) && known(s.heldout_round) && s.heldout_round !== s.round;
+  return loss(value) + (isOlder ? " (round " + s.heldout_round.toLocaleString("en") + ")" : "");
+}
+
 function showLoss(s) {
-  setText($("heldout-now"), loss(s.heldout_loss));
+  setText($("heldout-now"), heldOut(s, s.heldout_loss));
   setText($("train-now"), loss(s.loss));
   const values = s.loss_history.flatMap((p) => [p.loss, p.heldout_loss]).filter(known);
   const enough = s.loss_history.length > 1 && values.length > 1;

@@ -80,6 +80,7 @@ class Gauges:
         metrics.swarm_tokens.set(node.committed.entry.tokens_total)
         metrics.set_data(reporter.data())
         metrics.set_outer_step(reporter.outer_step())
+        metrics.set_heldout(self._progress.heldout)  # None, when its round has left the chain
 
     def _follow_transport(self, transport: Transport) -> None:
         metrics = self._node.metrics

@@ -76,6 +76,7 @@ class Reporter:
     def status(self) -> Status:
         """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
+        heldout = progress.heldout
         holds, is_leaving = self._participant.holds, self._participant.is_leaving
         paused_reason = None if is_leaving else progress.paused_reason
         is_paused = paused_reason not in (None, "disk")
@@ -124,9 +125,10 @@ class Reporter:
             swarm_tokens_total=entry.tokens_total,
             tokens_per_second=capacity.tokens_per_second or None,
             loss=progress.loss,
-            heldout_loss=progress.heldout_loss,
+            heldout_loss=heldout and heldout.loss,
+            heldout_round=heldout and heldout.round,
             bits_per_byte=progress.bits_per_byte,
-            heldout_bits_per_byte=progress.heldout_bits_per_byte,
+            heldout_bits_per_byte=heldout and heldout.bits_per_byte,
             mfu=node.speed.mfu,
             step_times=node.speed.times,
             sampled_round=node.samples.kept[-1].round if node.samples.kept else None,

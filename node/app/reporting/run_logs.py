@@ -8,6 +8,7 @@ from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.telemetry.log_places import place_of
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.metric_labels import STEP_PARTS
 from gossamer.node.telemetry.run_log import RunLog
 from gossamer.node.telemetry.status import LossPoint
@@ -74,8 +75,6 @@ class RunLogs:
                 {
                     "loss": point.loss,
                     "bits_per_byte": point.bits_per_byte,
-                    "heldout_loss": point.heldout_loss,
-                    "heldout_bits_per_byte": point.heldout_bits_per_byte,
                     "swarm_tokens": committed.entry.tokens_total,
                     "seconds": last.duration_seconds if last and is_last else None,
                     "bytes_sent": last.bytes_sent if last and is_last else None,
@@ -86,7 +85,14 @@ class RunLogs:
                 },
             )
 
-        progress.on_point = ended
+        def evaluated(heldout: Heldout) -> None:
+            """With `overlap`, the state before a round is evaluated while that round is at work."""
+            values = {
+                "heldout_loss": heldout.loss, "heldout_bits_per_byte": heldout.bits_per_byte
+            }  # fmt: skip
+            self._log.round(heldout.round, values)
+
+        progress.on_point, progress.on_heldout = ended, evaluated
 
     async def run(self) -> None:
         """Writes until cancelled, see `RunLog.run`."""

@@ -84,14 +84,11 @@ def _node_rows(status: Status) -> Iterator[Row]:
     yield _row("round", f"{status.round}{final}{behind}")
     yield from _rollback_rows(status)
     yield _row("head", _digest(status.head), "   state ", _digest(status.state_digest))
-    yield _row(
-        "loss", f"{loss_text(status.loss)} training, {loss_text(status.heldout_loss)} held-out"
-    )
+    held_out = f"{loss_text(status.heldout_loss)} held-out{_of_round(status)}"
+    yield _row("loss", f"{loss_text(status.loss)} training, {held_out}")
     if status.bits_per_byte is not None or status.heldout_bits_per_byte is not None:
-        held_out = loss_text(status.heldout_bits_per_byte)
-        yield _row(
-            "bits a byte", f"{loss_text(status.bits_per_byte)} training, {held_out} held-out"
-        )
+        held_out = f"{loss_text(status.heldout_bits_per_byte)} held-out{_of_round(status)}"
+        yield _row("bits a byte", f"{loss_text(status.bits_per_byte)} training, {held_out}")
     yield _row(
         "tokens",
         f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,}"
@@ -105,10 +102,17 @@ def _node_rows(status: Status) -> Iterator[Row]:
     yield from _network_rows(status)
 
 
+def _of_round(status: Status) -> str:
+    """Returns the round of the held-out loss, where that is not the round of the state."""
+    number = status.heldout_round
+    return "" if number in (None, status.round) else f" (of round {number})"
+
+
 def _machine_rows(status: Status) -> Iterator[Row]:
     if status.tokens_per_second is not None:
         mfu = "" if status.mfu is None else f", {status.mfu:.1%} of the card's operations (MFU)"
-        yield _row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}")
+        when = "" if status.phase in ("training", "averaging") else " while it trained"
+        yield _row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}{when}")
     if status.step_times is not None:
         yield _row("step", _step_times(status.step_times))
     capacity = status.capacity

@@ -94,14 +94,14 @@ def page(
         "tokens": format_count(credits.tokens_total),
         "members that gave tokens": f"{len(credits.rows):,}",
         "parameters": f"{manifest.model.num_parameters:,}",
-        "held-out loss": _newest(point.heldout_loss for point in points),
+        "held-out loss": _newest([(p.round, p.heldout_loss) for p in points], credits.round),
         "run": manifest.run_id.hex(),
         "founder": manifest.founder,
         "head": credits.head.hex(),
     }
-    bits = [point.heldout_bits_per_byte for point in points]
-    if any(each is not None for each in bits):
-        facts["held-out bits per byte"] = _newest(bits)
+    bits = [(point.round, point.heldout_bits_per_byte) for point in points]
+    if any(each is not None for _, each in bits):
+        facts["held-out bits per byte"] = _newest(bits, credits.round)
     parts = [
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{MARK}',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -143,9 +143,13 @@ def _facts(facts: dict[str, str]) -> str:
     )
 
 
-def _newest(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{known[-1]:.4f}" if known else "not known"
+def _newest(values: Iterable[tuple[int, float | None]], round_number: int) -> str:
+    """Returns the newest value that is known, with its round if it is not that of the page."""
+    known = [(number, value) for number, value in values if value is not None]
+    if not known:
+        return "not known"
+    number, value = known[-1]
+    return f"{value:.4f}" + ("" if number == round_number else f" (of round {number:,})")
 
 
 def _members(credits: Credits, names: Mapping[str, MemberName]) -> str:

@@ -26,9 +26,8 @@ from gossamer.node.base.pausing import Hold
 from gossamer.node.base.settings.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.telemetry.status import LossPoint
 from tests.support.webhook import hook
 
 NOTICE = Notice("failed", 'Gossamer: it "failed"', "ab" * 32, "12D3KooW", 7)
@@ -125,7 +124,7 @@ class Node:
         self.state_dir = StateDir(root)
         self.progress = Progress(
             phase="training",
-            history=LossHistory.restored([LossPoint(round=7, heldout_loss=1.25)], 1),
+            heldout=Heldout(7, 1.25),
         )
         self.context = SimpleNamespace(
             manifest=SimpleNamespace(name="kitchen\x1b[2J", run_id=bytes(32)),

@@ -387,6 +387,8 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert "12 of 90" in text
     assert "0.9000 training, 1.1000 held-out" in text
     assert "1,000 tokens/s, 38.5% of the card's operations (MFU)" in text
+    assert "(MFU) while it trained" in shown(PAUSED)
+    assert "while it trained" not in text
     assert "forward 25%, backward 50%, optimiser 12%, data 6%, hand-over 6%" in text
     assert "[red]GPU\\x1b[2J" in text
     assert "1,234" in text

@@ -22,6 +22,7 @@ from gossamer.node.storage.owner_files import (
 )
 from gossamer.node.storage.owner_files import Sample as Sample_
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.status import LossPoint
 from tests.support.chains import OTHERS, commit_rounds, run_in
 
@@ -67,7 +68,7 @@ def state(tmp_path: Path) -> StateDir:
     state_dir = StateDir(tmp_path / "state")
     manifest = run_in(state_dir, name=ATTACK)
     commit_rounds(state_dir, manifest, [{A: 100, B: 50}, {B: 350}])
-    LossFile(state_dir.losses_path, manifest.run_id).save(tuple(POINTS), 1, 5 / 3)
+    LossFile(state_dir.losses_path, manifest.run_id).save(tuple(POINTS), 1, Heldout(3, 5 / 3))
     return state_dir
 
 
@@ -90,7 +91,9 @@ def test_the_page_has_curve_and_members_and_loads_nothing(state: StateDir, tmp_p
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     assert policy is not None
-    assert "<dt>held-out bits per byte</dt><dd>0.8000</dd>" in text
+    # The page is of round 2.
+    assert "<dt>held-out loss</dt><dd>1.6667 (of round 3)</dd>" in text
+    assert "<dt>held-out bits per byte</dt><dd>0.8000 (of round 3)</dd>" in text
     assert style is not None
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
     assert policy[1].startswith(f"default-src 'none'; style-src 'sha256-{digest}'")

@@ -8,8 +8,10 @@ from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
+import structlog
 import trio
 
+from gossamer.node.peers.chain.chain_records import BehindError
 from gossamer.node.rounds.following import CLAIMS_SECONDS, PROOF_SECONDS, Joiner
 from tests.support.builders import announce
 from tests.support.committed_rounds import IDENTITY
@@ -118,3 +120,29 @@ def test_initial_weights_are_copied_in_a_thread() -> None:
     assert initial.tolist() == [0.0, 1.0, 2.0]
     assert trainer.readers
     assert threading.get_ident() not in trainer.readers
+
+
+def test_a_state_that_nobody_serves_is_missed_once_in_the_log() -> None:
+    """A newcomer may wait for days for a member with a folder's weights, and asks every 2 s."""
+    context, follower, prover, fetcher = made_parts()
+    committed, trainings = context.committed, follower.trainings
+    committed.begins_with_drawn_weights = False
+    trainings.orders.wait = trio.sleep
+    problems = iter(
+        ["no peer is connected", "no peer is connected", "2 of 3 blocks", "2 of 3 blocks"]
+    )
+    context.chain_sync.follow.side_effect = lambda *_: _raise(BehindError(next(problems)))
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=True)
+
+    async def main() -> None:
+        for _ in range(4):
+            await joiner._begin_at_genesis()
+
+    with structlog.testing.capture_logs() as lines:
+        run_simulated(main)
+    told = [line["problem"] for line in lines if line["log_level"] == "warning"]
+    assert told == ["no peer is connected", "2 of 3 blocks"]
+
+
+async def _raise(error: Exception) -> None:
+    raise error

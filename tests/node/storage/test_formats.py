@@ -20,6 +20,7 @@ from gossamer.node.storage.owner_files import (
 )
 from gossamer.node.storage.owner_orders import read_limits, read_pause, write_limits, write_pause
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.loss_history import Heldout
 from gossamer.node.telemetry.status import LossPoint
 from gossamer.protocol.ids import Digest, PeerId
 
@@ -36,10 +37,10 @@ FILES = {
     "pinned_head": b"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n",
     "port": b"4610\n",
     "losses": (
-        b"\x84\xa6run_id\xc4\x04rrrr\xacheldout_loss\xcb@\x06\0\0\0\0\0\0\xa6stride\x02"
+        b"\x85\xa6run_id\xc4\x04rrrr\xacheldout_loss\xcb@\x06\0\0\0\0\0\0\xa6stride\x02"
         b"\xa6points\x91\x85\xa5round\x03\xa4loss\xcb@\x04\0\0\0\0\0\0"
         b"\xacheldout_loss\xcb@\x06\0\0\0\0\0\0"
-        b"\xadbits_per_byte\xc0\xb5heldout_bits_per_byte\xc0"
+        b"\xadbits_per_byte\xc0\xb5heldout_bits_per_byte\xc0\xadheldout_round\x03"
     ),
     "samples": (
         b"\x82\xa6run_id\xc4\x04rrrr\xa6rounds\x91\x82\xa5round\x03"
@@ -65,11 +66,25 @@ def test_the_files_of_earlier_lives_are_read(state: StateDir) -> None:
     assert read_pause(state.paused_path, 1950.0) == UserPause(2000.0, 50.0)
     assert read_pinned_head(state.root) == HEAD
     assert state.addresses.read_port() == 4610
-    history, heldout_loss = LossFile(state.losses_path, RUN).load()
-    assert (history.points(), history.stride, heldout_loss) == ((POINT,), 2, 2.75)
+    history, heldout = LossFile(state.losses_path, RUN).load()
+    assert (history.points(), history.stride, heldout) == ((POINT,), 2, Heldout(3, 2.75))
     assert SamplesFile(state.samples_path, RUN).load() == SAMPLES
     assert NamesFile(state.names_path, RUN).load() == {"peer": MemberName("Ada", "blue")}
     assert state.known_peers().newest_first() == [(PEER, (ADDRESS,))]
+
+
+def test_a_curve_that_does_not_say_the_round_of_its_heldout_loss_is_read(tmp_path: Path) -> None:
+    """So wrote earlier versions. A point may have the loss; a loss without a round is not shown."""
+    written = FILES["losses"].replace(b"\x85", b"\x84", 1).removesuffix(b"\xadheldout_round\x03")
+    file = LossFile(tmp_path / "losses", RUN)
+    (tmp_path / "losses").write_bytes(written)
+    assert file.load()[1] == Heldout(3, 2.75)
+    newer = b"\xacheldout_loss\xcb@\x07\0\0\0\0\0\0\xa6stride"
+    (tmp_path / "losses").write_bytes(
+        written.replace(b"\xacheldout_loss\xcb@\x06\0\0\0\0\0\0\xa6stride", newer)
+    )
+    history, heldout = file.load()
+    assert (history.points(), heldout) == ((POINT,), None)
 
 
 def test_the_files_are_written_as_before(tmp_path: Path) -> None:
@@ -78,7 +93,7 @@ def test_the_files_are_written_as_before(tmp_path: Path) -> None:
     write_pause(state.paused_path, UserPause(2000.0, 60.0))
     write_pinned_head(tmp_path, HEAD)
     state.addresses.write_port(4610)
-    LossFile(state.losses_path, RUN).save((POINT,), 2, 2.75)
+    LossFile(state.losses_path, RUN).save((POINT,), 2, Heldout(3, 2.75))
     SamplesFile(state.samples_path, RUN).save(SAMPLES)
     NamesFile(state.names_path, RUN).save({"peer": MemberName("Ada", "blue")})
     known = KnownPeers(state.known_peers_path)

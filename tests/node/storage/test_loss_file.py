@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from gossamer.node.storage.owner_files import LossFile
-from gossamer.node.telemetry.loss_history import LossHistory
+from gossamer.node.telemetry.loss_history import Heldout, LossHistory
 from gossamer.node.telemetry.status import LossPoint
 
 RUN = b"r" * 32
@@ -17,9 +17,9 @@ def curve(num_rounds: int) -> LossHistory:
 def test_a_curve_goes_on_as_if_there_had_been_no_restart(tmp_path: Path) -> None:
     for num_rounds in (1, 100, 239, 240, 500, 1000, 5003):
         history, file = curve(num_rounds), LossFile(tmp_path / "losses", RUN)
-        file.save(history.points(), history.stride, 2.5)
-        loaded, heldout_loss = file.load()
-        assert heldout_loss == 2.5
+        file.save(history.points(), history.stride, Heldout(num_rounds, 2.5, 0.9))
+        loaded, heldout = file.load()
+        assert heldout == Heldout(num_rounds, 2.5, 0.9)
         assert loaded.points() == history.points()
         for number in range(num_rounds + 1, num_rounds + 300):
             point = LossPoint(round=number, loss=0.5)

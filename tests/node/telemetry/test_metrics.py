@@ -3,6 +3,7 @@ import shutil
 import subprocess
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -47,6 +48,8 @@ def test_the_set_of_metrics() -> None:
         "step_duration_seconds",
         "trainer_waiting_seconds",
         "loss",
+        "heldout_loss",
+        "heldout_round",
         "gradient_norm",
         "operations_per_token",
         "nonfinite_steps",
@@ -135,6 +138,28 @@ def test_a_step_shows_where_its_time_went_and_how_well_the_card_was_used() -> No
     assert sample(metrics, "step_part_seconds_total", part="backward") == 1.0
     assert sample(metrics, "step_part_seconds_total", part="handover") == 4.0
     assert meter.times == step.times
+
+
+def test_the_speed_of_a_device_that_is_gone_is_not_shown_for_another_one() -> None:
+    """A card that fails, and whose node goes on with the processor."""
+    metrics = Metrics()
+    meter = SpeedMeter(metrics, operations_per_token=1e9)
+    card = messages.Configured(
+        device="cuda:0", device_name="NVIDIA H100 80GB HBM3", precision="bf16"
+    )
+    step = messages.Step(
+        round=1, step=1, loss=2.0, tokens=494_500, seconds=1.0, gradient_norm=1.5,
+        learning_rate=1e-3, skipped=False,
+    )  # fmt: skip
+    meter.configured(card)
+    meter.step(step)
+    meter.configured(card)  # the process was started again
+    assert meter.tokens_per_second == 494_500
+    meter.configured(messages.Configured(device="cpu", device_name="EPYC", precision="fp32"))
+    assert meter.tokens_per_second is None
+    assert math.isnan(sample(metrics, "mfu_ratio") or 0.0)
+    meter.step(replace(step, tokens=100))
+    assert meter.tokens_per_second == 100
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_all_end_with_the_same_state_and_train_no_more(
             assert isinstance(context.trainer, StoppedTrainer)
             assert (context.trainer.suspended, context.trainer.resumed) == (1, 0)
         assert phase(world, "b") == "finished"
-        assert world.participant("b").progress.heldout_loss is not None
+        assert world.participant("b").progress.heldout_loss_of(LAST) is not None
 
     simulate(world, story)
 
