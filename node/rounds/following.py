@@ -230,6 +230,7 @@ class Joiner:
             # The peer that is heard first may be a newcomer as well.
             with trio.move_on_after(FIRST_CONTACT_SECONDS):
                 while not self._swarm.living() or self._swarm.unheard():
+                    self._follower.check_leave()
                     await self._trainings.orders.wait()
             await self._ask_unheard()
         self._proven_until = trio.current_time() + PROOF_SECONDS
@@ -287,6 +288,7 @@ class Joiner:
         oppose those that went on while it was away."""
         with trio.move_on_after(FIRST_CONTACT_SECONDS):
             while self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
+                self._follower.check_leave()
                 await self._trainings.orders.wait(POLL_SECONDS)
 
     async def _ask_unheard(self) -> None:
@@ -314,6 +316,7 @@ class Joiner:
         at_work = {peer for peer in living if living[peer].phase in AT_WORK}
         with trio.move_on_after(CLAIMS_SECONDS):
             for peer in sorted(self._swarm.sources(), key=lambda peer: (peer not in at_work, peer)):
+                self._follower.check_leave()
                 with trio.move_on_after(FIRST_CONTACT_SECONDS):
                     if await self._ask(peer):
                         return  # one statement store has what all peers have said

@@ -12,7 +12,14 @@ import structlog
 import trio
 
 from gossamer.node.peers.chain.chain_records import BehindError
-from gossamer.node.rounds.following import CLAIMS_SECONDS, PROOF_SECONDS, Joiner
+from gossamer.node.rounds.following import (
+    CLAIMS_SECONDS,
+    FIRST_CONTACT_SECONDS,
+    PROOF_SECONDS,
+    Joiner,
+    LeaveRequested,
+)
+from gossamer.node.rounds.turn import POLL_SECONDS
 from tests.support.builders import announce
 from tests.support.committed_rounds import IDENTITY
 from tests.support.memory_transport import run_simulated
@@ -88,6 +95,46 @@ def test_a_crowd_of_silent_peers_does_not_keep_a_node_from_its_first_round() -> 
         await joiner.join()
         assert swarm.gossip.reconcile.call_count > 1, "the next one may answer"
         assert trio.current_time() - began == pytest.approx(CLAIMS_SECONDS)
+
+    run_simulated(main)
+
+
+LEAVES_SECONDS = 1.0
+
+
+@pytest.mark.parametrize("step", ["first contact", "heads", "claims"])
+def test_a_node_that_is_to_leave_waits_for_no_peer(step: str) -> None:
+    """Peers that stand still, or a crowd of silent ones, took it more than the 20 s of a leave."""
+    context, follower, prover, fetcher = made_parts()
+    swarm, trainings = context.swarm, follower.trainings
+
+    async def silence(_peer: object) -> None:
+        await trio.sleep_forever()
+
+    def check_leave() -> None:
+        if trio.current_time() >= LEAVES_SECONDS:
+            raise LeaveRequested
+
+    async def wait(_seconds: float | None = None) -> None:
+        """The order wakes it, as all news does."""
+        await trio.sleep(max(POLL_SECONDS, LEAVES_SECONDS - trio.current_time()))
+
+    follower.check_leave, trainings.orders.wait = check_leave, wait
+    trainings.run_in_thread = AsyncMock(return_value=False)
+    follower.settlement.settle = follower.settlement.drop_if_stale = AsyncMock()
+    context.committed.is_loaded = True
+    swarm.living.return_value, swarm.unheard.return_value = {}, []
+    prover.has_open_questions, fetcher.is_at_work = step == "heads", False
+    swarm.sources.return_value = [f"silent {number}" for number in range(300)]
+    swarm.gossip.reconcile.side_effect = silence
+    has_bootstrap = step == "first contact"
+    joiner = Joiner(context, follower, prover, fetcher, has_bootstrap=has_bootstrap)
+
+    async def main() -> None:
+        with pytest.raises(LeaveRequested):
+            await joiner.join()
+        question_seconds = FIRST_CONTACT_SECONDS if step == "claims" else 0.0
+        assert trio.current_time() <= LEAVES_SECONDS + question_seconds + POLL_SECONDS
 
     run_simulated(main)
 
