@@ -1,9 +1,10 @@
-"""What the log says of work that is given up."""
+"""What the log says of work that is given up, or carried again."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import structlog
 
@@ -31,3 +32,31 @@ def say_dropped(tokens: int, reason: str) -> None:
     why = _WHY.get(reason, "")
     text = f"work is dropped: {why}" if why else "work is dropped"
     log.log(level, text, tokens=tokens, reason=reason, fields={"event": "work is dropped"})
+
+
+class LostRounds(NamedTuple):
+    """Rounds that took work of this node and left its chain together, as after a split: one line
+    tells of all of them."""
+
+    num_rounds: int = 0
+    dropped: int = 0
+    """Tokens that are too old for another round."""
+    carried: int = 0
+    """Tokens that the next round is offered again."""
+
+    def and_one(self, dropped: int, carried: int) -> LostRounds:
+        """Returns these rounds and one more."""
+        return LostRounds(self.num_rounds + 1, self.dropped + dropped, self.carried + carried)
+
+    def say(self) -> None:
+        """Writes what becomes of their work."""
+        if self.dropped:
+            log.warning(
+                "work of lost rounds is dropped", tokens=self.dropped, num_rounds=self.num_rounds
+            )
+        if self.carried:
+            log.info(
+                "work of lost rounds is carried again",
+                tokens=self.carried,
+                num_rounds=self.num_rounds,
+            )

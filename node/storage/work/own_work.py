@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from gossamer.node.storage.work.dropped_work import say_dropped
+from gossamer.node.storage.work.dropped_work import LostRounds, say_dropped
 from gossamer.node.storage.work.pending_vector import OfferedTo, PendingVector, RoundingErrors
 from gossamer.node.storage.work.work_files import WorkFiles
 from gossamer.node.storage.work.work_journal import VERSION, FileHeader, Journal, copy_of
@@ -107,6 +107,8 @@ class Work:
         self._open: _OpenOffer | None = None
         self._sequence = 0
         """Number of a `Ready` whose offer is still to come; 0: there is none."""
+        self._lost = LostRounds()
+        """The rounds `abandoned` on the way to the next head."""
         self.status = WorkStatus()
         """The sums of the account as of its newest event. Replaced at once."""
 
@@ -262,13 +264,12 @@ class Work:
             self._pending.add(vector, reclaim.chunks)
         self._metrics.tokens_reclaimed.add("on_time", reclaim.on_time)
         self._metrics.tokens_reclaimed.add("late", reclaim.late)
-        if tokens_dropped := self._count_dropped():
-            log.warning("work of a lost round is dropped", tokens=tokens_dropped)
-        if reclaim.carried:
-            log.info("work of a lost round is carried again", tokens=reclaim.carried)
+        self._lost = self._lost.and_one(self._count_dropped(), reclaim.carried)
 
     def moved_to(self, head: Digest) -> None:
         """Notes that all `abandoned` and `committed_by` on the way to a head are done."""
+        self._lost.say()
+        self._lost = LostRounds()
         self.account.state.head = head
         self._note()
 

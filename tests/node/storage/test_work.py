@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -216,9 +217,24 @@ def test_the_log_says_what_becomes_of_the_work_of_a_lost_round(
         life.work.moved_to(H2)
     what = "carried again" if next_round == 2 else "dropped"
     assert [(line["event"], line["tokens"]) for line in lines] == [
-        (f"work of a lost round is {what}", 100)
+        (f"work of lost rounds is {what}", 100)
     ]
     assert fates(life) == ((0, 0, 0, 0, 100) if next_round == 2 else (0, 0, 100, 0, 0))
+
+
+def test_the_log_tells_of_all_rounds_of_a_branch_in_one_line(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    heads = [H0, *(digest_of(bytes([number])) for number in range(3))]
+    for number, (parent, head) in enumerate(pairwise(heads), start=1):
+        life.train(parent, number, 1.0)
+        life.work.offer(parent, number)
+        life.work.followed(RING, Errors())
+        life.take(head, parent, 100, ALL)
+    with structlog.testing.capture_logs() as lines:
+        for parent, head in reversed(list(pairwise(heads))):
+            life.work.abandoned(head, parent, 100, 4)
+        life.work.moved_to(H2)
+    assert [(line["tokens"], line["num_rounds"]) for line in lines] == [(300, 3)]
 
 
 @pytest.mark.parametrize("is_signed_first", [False, True])
