@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import shutil
@@ -207,6 +208,21 @@ def shared_rounds(*nodes: LocalNode) -> set[int]:
     logs = "\n\n".join(f"{node.root.name}:\n{node.tail()}" for node in nodes)
     assert not differing, f"the nodes have different states of rounds {differing}\n{logs}"
     return shared
+
+
+def suspended_cutting_of(node: LocalNode) -> psutil.Process | None:
+    """The process that cuts a part of the corpus once the run is founded, suspended; None between
+    two parts. Parts before that one are in the run, and it is not, until the process goes on."""
+    assert node.process is not None
+    if StateDir(node.root).read_manifest() is None:
+        return None
+    for child in psutil.Process(node.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "gossamer.node.runs.founding.preparing_process" in child.cmdline():
+                child.suspend()
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    return child
+    return None
 
 
 def losses_until(node: LocalNode, number: int) -> dict[int, float]:

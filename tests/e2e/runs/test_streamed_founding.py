@@ -3,14 +3,12 @@ daemons."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 from pathlib import Path
 
-import psutil
 import pytest
 
-from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.network.signed_manifests import open_signed_manifest
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import DataStatus, Status
@@ -21,6 +19,7 @@ from tests.support.daemons import (
     poll,
     said,
     shared_rounds,
+    suspended_cutting_of,
     takes_part,
 )
 
@@ -50,20 +49,6 @@ def data_of(status: Status) -> DataStatus:
 def is_whole(status: Status) -> bool:
     data = data_of(status)
     return not data.cutting and data.num_tokens == data.expected_tokens
-
-
-def suspended_cutting_of(node: LocalNode) -> psutil.Process | None:
-    """The process that cuts a part of the corpus once the run is founded, suspended; None between
-    two parts."""
-    assert node.process is not None
-    if StateDir(node.root).read_manifest() is None:
-        return None
-    for child in psutil.Process(node.process.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "gossamer.node.runs.founding.preparing_process" in child.cmdline():
-                child.suspend()
-                return child
-    return None
 
 
 @pytest.mark.long
