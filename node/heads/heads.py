@@ -45,15 +45,12 @@ from gossamer.protocol.policy.membership import (
 )
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.statements import (
+    AT_WORK,
     Announce,
-    Phase,
     Signed,
     Vote,
     vote_key,
 )
-
-AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
-"""Phases of a peer that works on the round after its head."""
 
 log = structlog.get_logger("node")
 

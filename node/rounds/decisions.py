@@ -15,7 +15,7 @@ import structlog
 from gossamer.node.heads.heads import BetterHead
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.heads.head_choice import HeadWeight
-from gossamer.protocol.wire.statements import Phase
+from gossamer.protocol.wire.statements import AT_WORK, Phase
 
 MISSED_MAX = 1
 """Rounds that a node's work may miss before the node offers it without more training. The others
@@ -56,7 +56,7 @@ def is_too_early(round_number: int, phases: Sequence[Phase], wait_for_peers: int
     """
     if round_number > 0:
         return Decision(False, "the run has begun")
-    num_ready = sum(phase in ("training", "averaging") for phase in phases)
+    num_ready = sum(phase in AT_WORK for phase in phases)
     if num_ready >= wait_for_peers:
         return Decision(False, f"{num_ready} other peers are ready")
     return Decision(True, f"{num_ready} of {wait_for_peers} other peers are ready")

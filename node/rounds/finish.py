@@ -22,7 +22,7 @@ from gossamer.node.rounds.settlement import WorkSaver
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.ids import Digest, short
-from gossamer.protocol.wire.statements import Phase
+from gossamer.protocol.wire.statements import AT_WORK, Phase
 
 FAREWELL_SECONDS = 60.0
 """A node whose time is over stays this long, from the end of the run on, for peers that are still
@@ -32,7 +32,7 @@ with them."""
 TRAINER_SECONDS = FAREWELL_SECONDS / 2
 """Longest wait for a trainer that starts, to evaluate the final state."""
 
-ON_THE_WAY: frozenset[Phase] = frozenset({"joining", "syncing", "training", "averaging"})
+ON_THE_WAY: frozenset[Phase] = AT_WORK.union(("joining", "syncing"))
 """Phases of a peer that does not have the final state yet."""
 
 log = structlog.get_logger("node")

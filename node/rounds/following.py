@@ -13,7 +13,7 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.heads.fetcher import HeadFetcher
-from gossamer.node.heads.heads import AT_WORK, Heads
+from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain.chain_records import BehindError
@@ -24,6 +24,7 @@ from gossamer.node.storage.state.restoring import restore
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.wire.statements import AT_WORK
 
 RETRY_SECONDS = 2.0
 """Pause between attempts to get the initial state, or to write what the disk did not take."""

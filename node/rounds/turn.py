@@ -17,7 +17,7 @@ import trio
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
 from gossamer.node.heads.branches import RingAtWork
-from gossamer.node.heads.heads import AT_WORK, BetterHead, Heads
+from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.auditing import AuditCount
 from gossamer.node.rounds.decisions import (
@@ -39,7 +39,7 @@ from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.rounds.actions import Committed
 from gossamer.protocol.state.chain import Header, lost_members
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.protocol.wire.statements import Phase
+from gossamer.protocol.wire.statements import AT_WORK, Phase
 
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk and is carried."""

@@ -14,7 +14,7 @@ import msgspec
 
 from gossamer.node.base.pausing import Hold
 from gossamer.node.base.terminal.printable import printable_json
-from gossamer.protocol.wire.statements import Capacity, Phase
+from gossamer.protocol.wire.statements import AT_WORK, Capacity, Phase
 from gossamer.trainer.ipc.measures import StepTimes
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -368,4 +368,4 @@ def link_of(status: Status) -> str | None:
 
 def is_ready(status: Status) -> bool:
     """Returns whether the node takes part in rounds that count."""
-    return status.phase in ("training", "averaging") and status.put_out is None
+    return status.phase in AT_WORK and status.put_out is None

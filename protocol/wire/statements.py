@@ -21,6 +21,8 @@ from gossamer.protocol.wire.audit_messages import SumVerdict, Verdict
 Phase = Literal[
     "joining", "syncing", "training", "averaging", "paused", "leaving", "failed", "finished"
 ]
+AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
+"""Phases of a peer that works on the round after its head."""
 TAG_BYTES = 8
 """First bytes of an envelope's digest, by which two peers compare their stores, and by which gossip
 names the `Ready` in a roster. Two of a thousand honest statements have the same ones with a chance

@@ -17,6 +17,7 @@ from gossamer.node.telemetry.status import (
     Status,
     WorkStatus,
 )
+from gossamer.protocol.wire.statements import AT_WORK
 from gossamer.trainer.ipc.measures import StepTimes
 
 _PHASE_STYLES: Mapping[str, Style] = {
@@ -111,7 +112,7 @@ def _of_round(status: Status) -> str:
 def _machine_rows(status: Status) -> Iterator[Row]:
     if status.tokens_per_second is not None:
         mfu = "" if status.mfu is None else f", {status.mfu:.1%} of the card's operations (MFU)"
-        when = "" if status.phase in ("training", "averaging") else " while it trained"
+        when = "" if status.phase in AT_WORK else " while it trained"
         yield _row("speed", f"{status.tokens_per_second:,.0f} tokens/s{mfu}{when}")
     if status.step_times is not None:
         yield _row("step", _step_times(status.step_times))

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gossamer.node.heads.avoided_heads import AVOID_SECONDS
-from gossamer.node.heads.heads import AT_WORK, BetterHead
+from gossamer.node.heads.heads import BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.heads.head_choice import is_most_of
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import AT_WORK
 from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
