@@ -17,16 +17,19 @@ Rules
   predecessor has voted, accuses its predecessor `AVERAGES_SECONDS` after the first vote. A
   successor that has voted is accused as late as one whose sum lacks everybody.
 - The member before the slowest line votes first, and has up to half of what it sends still to send.
-  So as long as averages come, the patience beside votes is as long as the ring worked before the
-  first vote for that member's header, `VOTES_SECONDS_MAX` at most. No other vote counts then: one
-  that comes before anybody can know the header would have an honest member accused. Members that
-  have voted wait a little longer for others.
+  What waits there may be of use to some members only, and the others see nothing happen meanwhile.
+  So no patience is shorter than the time for which the ring has worked (`worked_seconds`), and a
+  member that keeps something makes a ring take twice as long at most. Beside votes it is the time
+  until the first vote for that member's header. No other vote counts: one that comes before anybody
+  can know the header would have an honest member accused. Members that have voted wait a little
+  longer for others.
 - A member that passes on one sum shortly before each of these times ends makes the ring stand still
   for a moment only, again and again. So a ring is late after `whole_seconds`, which all members
   work out alike. From then on what happens in it prolongs no patience: the member with the fullest
   copy accuses its successor `KEPT_SECONDS` later, and a member whose copy lacks one more does so
   `LATE_STEP_SECONDS` after that. A ring that goes on without a member begins its time anew.
-- A member that sees nothing happen for `STALL_SECONDS` accuses itself.
+- A member that sees nothing happen for `STALL_SECONDS` accuses itself. In a long ring it waits
+  `STALL_MORE_SECONDS` longer than the ring worked.
 """
 
 from __future__ import annotations
@@ -68,9 +71,8 @@ AVERAGES_SECONDS = 26.0
 """Least time from the first vote to the accusation of a predecessor that has voted. It ends a
 little before others lose patience with members that have not voted (`Patience.vote_seconds`)."""
 
-VOTES_SECONDS_MAX = 100.0
-"""Longest patience beside votes. A member that has voted sees nothing happen meanwhile, and would
-leave the ring itself after `STALL_SECONDS`."""
+STALL_MORE_SECONDS = 60.0
+"""The others may have gone out one after the other by then, and each time the ring went on."""
 
 LATE_STEP_SECONDS = 12.0
 """`KEPT_STEP_SECONDS` in a ring that is late. Its time runs from where each member began to follow
@@ -115,7 +117,6 @@ class Patience:
         self._kept_seconds = kept_seconds(rules, num_members)
         self._whole_seconds = whole_seconds(rules, num_members)
         self._trains_in_ring = rules.payloads.are_steps
-        self._began_seconds = now
         self.progress_seconds = now
         """Local time of the last progress of the ring, or of this peer's removal."""
         self._ticked_seconds = now
@@ -124,6 +125,8 @@ class Patience:
         """Time since the last progress, without that in which this process did not run."""
         self._ran_seconds = 0.0
         """Time since the ring began, without that in which this process did not run."""
+        self._progress_ran_seconds = 0.0
+        """`_ran_seconds` at the last progress."""
         self._anew_seconds = 0.0
         """`_ran_seconds` when a member was last put out."""
         self._votes: dict[PeerId, tuple[bytes, float]] = {}
@@ -137,7 +140,14 @@ class Patience:
     @property
     def stall_seconds(self) -> float:
         """Local time at which this peer stops waiting for progress."""
-        return self.progress_seconds + STALL_SECONDS
+        patience = max(STALL_SECONDS, self.worked_seconds + STALL_MORE_SECONDS)
+        return self.progress_seconds + patience
+
+    @property
+    def worked_seconds(self) -> float:
+        """Time for which the ring worked until its last progress, without that in which it stood
+        still for members that were put out."""
+        return self._worked_until(self._progress_ran_seconds)
 
     @property
     def may_be_over(self) -> bool:
@@ -151,11 +161,13 @@ class Patience:
         return max(0.0, self._ran_seconds - self._anew_seconds - self._whole_seconds)
 
     def _patience_since(self, ran_seconds: float) -> float:
-        """Patience beside votes, of which the first came after so long: it is as long as the ring
-        had worked, and had not waited for members that were put out. Where members train in their
-        ring, averages come at each step."""
-        worked_seconds = 0.0 if self._trains_in_ring else ran_seconds - self.lost_seconds
-        return min(max(AVERAGES_SECONDS, worked_seconds), VOTES_SECONDS_MAX)
+        """Patience beside votes, of which the first came after so long."""
+        return max(AVERAGES_SECONDS, self._worked_until(ran_seconds))
+
+    def _worked_until(self, ran_seconds: float) -> float:
+        """Time for which the ring had worked after so long. Where members train in their ring,
+        averages come at each step, and no patience grows."""
+        return 0.0 if self._trains_in_ring else max(0.0, ran_seconds - self.lost_seconds)
 
     @property
     def vote_seconds(self) -> float:
@@ -170,15 +182,13 @@ class Patience:
     def is_over_beside_votes(self, predecessor: PeerId) -> bool:
         """Returns whether it is time to accuse the predecessor, which has voted."""
         digest, _ = self._votes[predecessor]
-        is_still = self._still_seconds >= AVERAGES_SECONDS
-        first = min(ran for each, ran in self._votes.values() if is_still or each == digest)
+        first = min(ran for each, ran in self._votes.values() if each == digest)
         since_seconds = max(first, self._anew_seconds)
-        patience = AVERAGES_SECONDS if is_still else self._patience_since(since_seconds)
-        return self._ran_seconds - since_seconds >= patience
+        return self._ran_seconds - since_seconds >= self._patience_since(since_seconds)
 
     def progressed(self, now: float) -> None:
         """Something happened in the ring."""
-        self.progress_seconds = now
+        self.progress_seconds, self._progress_ran_seconds = now, self._ran_seconds
         self._longest_still_seconds = max(self._longest_still_seconds, self._still_seconds)
         self._still_seconds = 0.0
 
@@ -208,9 +218,9 @@ class Patience:
         """
         if self._late_seconds >= KEPT_SECONDS + LATE_STEP_SECONDS * (missing - 1):
             return True
+        longest = max(KEPT_SECONDS, self.worked_seconds)
         if missing != 1 or not is_well_beside:
-            return self._still_seconds >= KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+            return self._still_seconds >= longest + KEPT_STEP_SECONDS * (missing - 1)
         patience = self._kept_seconds - (SUSPECT_SECONDS if is_suspect else 0.0)
-        worked_seconds = self.progress_seconds - self._began_seconds
-        patience = max(patience, WORKED_FACTOR * worked_seconds)
-        return self._still_seconds >= min(patience, KEPT_SECONDS)
+        patience = max(patience, WORKED_FACTOR * self.worked_seconds)
+        return self._still_seconds >= min(patience, longest)

@@ -14,9 +14,10 @@ from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.ring.patience import (
     AVERAGES_SECONDS,
     KEPT_SECONDS,
+    KEPT_STEP_SECONDS,
     LATE_STEP_SECONDS,
+    STALL_MORE_SECONDS,
     STALL_SECONDS,
-    VOTES_SECONDS_MAX,
     Patience,
     whole_seconds,
 )
@@ -103,19 +104,55 @@ def accused_at(
 
 @pytest.mark.parametrize(
     ("voted_seconds", "patience"),
-    [(5.0, AVERAGES_SECONDS), (60.0, 60.0), (250.0, VOTES_SECONDS_MAX)],
+    [(5.0, AVERAGES_SECONDS), (60.0, 60.0), (180.0, 180.0)],
 )
 def test_averages_that_come_may_take_as_long_as_the_ring_did(
     voted_seconds: float, patience: float
 ) -> None:
-    """The member before the slowest line has half of its bytes yet to send when it votes."""
+    """The member before the slowest line has half of its bytes yet to send when it votes, and none
+    of them may be of use to this one. So a member that keeps averages makes a ring take twice as
+    long at most."""
     votes = {voted_seconds: (P, b"header")}
-    assert accused_at(votes, pause=3.0) == pytest.approx(voted_seconds + patience, abs=0.2)
+    for pause in (3.0, 1000.0):
+        seconds = accused_at(votes, pause)
+        assert seconds == pytest.approx(voted_seconds + patience, abs=0.2)
 
 
-def test_a_member_that_keeps_averages_wins_nothing_by_a_long_ring() -> None:
-    votes = {100.0: (P, b"header")}
-    assert accused_at(votes, pause=1000.0) == pytest.approx(100.0 + AVERAGES_SECONDS, abs=1.5)
+def kept_until(worked_seconds: float, payloads: Payloads = SUMS) -> tuple[float, float]:
+    """How long a member bears that nothing happens in a ring that worked for so long: a member
+    whose sum lacks two, and then this peer itself."""
+    patience = Patience(rules_of(payloads), 4, 0.0)
+    accused = 0.0
+    for tick in range(1, 10_000):
+        now = tick * TICK_SECONDS
+        patience.ticked(now)
+        if now <= worked_seconds:
+            patience.progressed(now)
+        elif not accused and patience.may_be_over:
+            is_over = patience.is_over(2, is_well_beside=False, is_suspect=False)
+            accused = now - worked_seconds if is_over else 0.0
+        if now >= patience.stall_seconds:
+            return accused, now - worked_seconds
+    raise AssertionError("this peer waits for ever")
+
+
+def test_patience_with_a_ring_that_stands_still_grows_with_its_work() -> None:
+    """What waits at the slowest line is of use to others. A member of a short ring, and one of a
+    ring in which members train, is accused after half a minute as ever."""
+    step = KEPT_STEP_SECONDS
+    for worked, payloads, kept, stalled in (
+        (5.0, SUMS, KEPT_SECONDS, STALL_SECONDS),
+        (40.0, SUMS, 40.0, STALL_SECONDS),
+        (100.0, STEPS, KEPT_SECONDS, STALL_SECONDS),
+    ):
+        found = kept_until(worked, payloads)
+        assert found == pytest.approx((kept + step, stalled), abs=0.2)
+    slow = RoundRules(SUMS, 1024, 40, 20.0, 0.3, 5.0, round_seconds=600.0)
+    patience = Patience(slow, 4, 0.0)
+    for tick in range(1, 3001):
+        patience.ticked(tick * TICK_SECONDS)
+    patience.progressed(300.0)
+    assert patience.stall_seconds == pytest.approx(600.0 + STALL_MORE_SECONDS, abs=0.2)
 
 
 def test_an_early_vote_has_no_honest_member_accused() -> None:
@@ -132,11 +169,12 @@ def test_members_that_have_voted_wait_for_others_longer_than_for_averages() -> N
     for payloads, ran, patience in (
         (SUMS, 5.0, VOTE_SECONDS),
         (SUMS, 60.0, 60.0 + more),
-        (SUMS, 250.0, VOTES_SECONDS_MAX + more),
+        (SUMS, 250.0, 250.0 + more),
         (STEPS, 250.0, VOTE_SECONDS),
     ):
         each = Patience(rules_of(payloads), 4, 0.0)
         for tick in range(1, int(ran / TICK_SECONDS) + 1):
             each.ticked(tick * TICK_SECONDS)
+        each.progressed(ran)
         assert each.vote_seconds == pytest.approx(patience, abs=0.2)
-        assert each.vote_seconds < STALL_SECONDS
+        assert ran + each.vote_seconds < each.stall_seconds
