@@ -30,10 +30,14 @@ ANSWER_BYTES_MAX = 4 * 1024 * 1024
 def links_of(endpoint: str) -> list[str]:
     """What `gossamer join` takes: the seed's addresses, each with its run behind a `#`.
 
+    The seed is asked without a proxy, as the node will dial it. Docker's client sets variables of
+    proxies in containers, and no proxy knows the other containers.
+
     Raises:
         OSError, ValueError: no answer, or not a node's.
     """
-    with urllib.request.urlopen(f"{endpoint}/api/status", timeout=ANSWER_SECONDS_MAX) as answer:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{endpoint}/api/status", timeout=ANSWER_SECONDS_MAX) as answer:
         status = json.loads(answer.read(ANSWER_BYTES_MAX))
     try:
         addresses, run_id = status["addresses"], status["run_id"]

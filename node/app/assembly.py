@@ -22,6 +22,7 @@ from gossamer.node.app.core import Core, FirstParts
 from gossamer.node.app.data_parts import build_feed
 from gossamer.node.app.owner.owner_limits import OwnerLimits
 from gossamer.node.app.owner.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.owner.state_place import StatePlace
 from gossamer.node.app.reporting.reporting import Reporter
 from gossamer.node.app.runtime import NodeInputs
 from gossamer.node.app.taking_part import TakingPart
@@ -62,6 +63,7 @@ class Node:
             runtime.unix_seconds,
             runtime.read_in_thread,
         )
+        self._pause_watch.place_problem = StatePlace(inputs.state_dir, inputs.store).problem
         first.limit_parts.join(self._pause_watch, self._speed_of_rounds)
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""

@@ -90,6 +90,7 @@ def run(settings: Settings, role: Role, state_dir: StateDir) -> int:
             node cannot run; the message says why and what to do.
     """
     limit_malloc_arenas()
+    keep_from_others()
     manager = ServiceManager.of(os.environ)
     if manager.watchdog_seconds is not None:
         faulthandler.enable()  # the watchdog's SIGABRT leaves in the log where the process hung
@@ -97,6 +98,15 @@ def run(settings: Settings, role: Role, state_dir: StateDir) -> int:
         return trio.run(_Daemon(settings, role, state_dir, manager).main)
     except BaseExceptionGroup as group:
         raise only_error(group) from None
+
+
+def keep_from_others() -> None:
+    """Lets no other user write to files that this process and its trainer make.
+
+    The state directory may be one that others can enter, and a container or a cluster may leave it
+    to each program who can write (umask 0).
+    """
+    os.umask(os.umask(0o077) | 0o022)
 
 
 def limit_malloc_arenas() -> None:

@@ -51,6 +51,11 @@ def disk_error(path: Path, num_bytes: int, error: OSError) -> DiskError:
             f"the disk is read-only: {path} cannot be written. Mount it for writing again; after "
             "an error of the disk the system's log says more. What was committed before is safe"
         )
+    if error.errno == errno.EFBIG:
+        return DiskError(
+            f"{path} is larger than the system lets this program write. Raise the limit of the "
+            "size of files (`ulimit -f unlimited`); what was committed before is safe"
+        )
     if error.errno in _GONE:
         return DiskError(
             f"{path.parent} is gone: deleted, or on a disk that was removed. Bring it back, or "

@@ -93,7 +93,8 @@ class Reading(msgspec.Struct, frozen=True):
     was_hot: bool = False
     """Whether the node did not train at the look before because of that temperature."""
     disk_problem: str = ""
-    """Why the owner's limit of the disk leaves no room for the run; empty if it does."""
+    """Why the state directory is gone, or why the owner's limit of the disk leaves no room for the
+    run; empty if all is well."""
 
 
 class PauseRules(msgspec.Struct, frozen=True):

@@ -54,15 +54,29 @@ be mended."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_PROCESSES = (
+    "The limit of processes is reached (`ulimit -u`, TasksMax= of a service, --pids-limit of a "
+    "container): raise it, or end other programs that count for it"
+)
+
 _ADVICE = {
     **dict.fromkeys(_FULL, ". Free some space, and give the command again"),
     errno.EROFS: ". Name a place that can be written",
+    errno.EAGAIN: f". {_PROCESSES}",
+    errno.EFBIG: ". Raise the limit of the size of files (`ulimit -f unlimited`)",
+    errno.EMFILE: ". Raise the limit of open files (`ulimit -n 1024`)",
+    errno.ENOMEM: ". Stop what else uses the memory, or take a smaller model",
 }
 """What to do, where the system's own words do not say it."""
+
+_NO_THREAD = "can't start new thread"
+"""Python's words, which have no class of their own."""
 
 
 def explain(error: Exception) -> list[str] | None:
     """Returns one line a problem, or None if the error is a bug and its traceback is wanted."""
+    if _lacks_threads(error):
+        return [f"the system lets this program start no more threads. {_PROCESSES}"]
     if not isinstance(error, OSError) and _lasts(error) is None:
         return None
     problems: list[str] | None = getattr(error, "problems", None)
@@ -75,7 +89,17 @@ def explain(error: Exception) -> list[str] | None:
             return [f"{error.filename}: {error.strerror}{advice}"]
         if is_of_output(error):
             return [f"the output cannot be written: {error.strerror}{advice}"]
+        if error.strerror:
+            return [f"the system refuses: {error.strerror}{advice}"]
     return [str(error)]
+
+
+def _lacks_threads(error: Exception) -> bool:
+    """Returns whether it is the error of a thread that could not be started, or a group of such:
+    each task of a node that needs one fails then."""
+    if isinstance(error, ExceptionGroup):
+        return all(_lacks_threads(each) for each in error.exceptions)
+    return isinstance(error, RuntimeError) and str(error) == _NO_THREAD
 
 
 def is_of_output(error: Exception) -> bool:

@@ -3,7 +3,8 @@
 Speeds (`tokens_per_second`, `bandwidth_bytes_per_second`) are 0 here: they are measured at work.
 
 Numbers come from NVML for NVIDIA cards, from the kernel's files for AMD cards, from psutil for the
-rest. Limits of a container (cgroup v2) count, since a node in a box can use no more than the box.
+rest. Limits of a container, a service or a job of a cluster count, since a node in a box can use no
+more than the box.
 Which device trains is the trainer's word: `measure_capacity` guesses it from the settings until
 the trainer has said it.
 """
@@ -24,7 +25,7 @@ import psutil
 from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
-from gossamer.trainer.ipc.environment import container_cores
+from gossamer.trainer.ipc.control_groups import ROOT, group_cores, group_memory
 from gossamer.trainer.resources.device_names import (
     ALL,
     DEVICES_MAX,
@@ -223,20 +224,19 @@ def _amd_memory_bytes(
     return sizes
 
 
-def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory of the machine, or of the container if that is less."""
+def host_memory_bytes(root: Path = ROOT) -> int:
+    """Memory of the machine, or of the container or job if that is less."""
     total = int(psutil.virtual_memory().total)
-    limit = _read_line(cgroup / "memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
+    group = group_memory(root)
+    return total if group is None else min(total, group.limit)
 
 
-def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that programs may still take, of the machine or of the container if that is less."""
+def free_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that programs may still take, of the machine or of the container or job if that is
+    less."""
     free = int(psutil.virtual_memory().available)
-    limit, used = _read_line(cgroup / "memory.max"), _read_line(cgroup / "memory.current")
-    if limit.isdigit() and used.isdigit():
-        free = min(free, max(0, int(limit) - int(used)))
-    return free
+    group = group_memory(root)
+    return free if group is None else min(free, group.free)
 
 
 def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
@@ -244,10 +244,11 @@ def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
     return measure_capacity(device, gpus).device_kind in _ON_HOST
 
 
-def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Logical cores that this process may use (affinity and the container's quota), at least 1."""
+def num_cores(root: Path = ROOT) -> int:
+    """Logical cores that this process may use (affinity, and the quota of the container or job), at
+    least 1."""
     available = num_usable_cores()
-    return min(available, container_cores(cgroup) or available)
+    return min(available, group_cores(root) or available)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -73,7 +73,7 @@ class BlockIndex:
             self._sizes[digest] = num_bytes
 
     def _restore(self, digest: Digest, num_bytes: int) -> None:
-        """Notes a forgotten block whose file could not be removed, as the least recently used
+        """Notes a forgotten block whose file is here all the same, as the least recently used
         one."""
         with self._lock:
             if digest not in self._sizes:

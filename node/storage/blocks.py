@@ -223,6 +223,15 @@ class BlockStore(BlockIndex):
             victims = self._victims(self.cached_bytes() - self.quota_bytes, keep)
         return self._remove_all(victims)
 
+    def find_again(self) -> None:
+        """Finds blocks that were forgotten because the disk did not have them, and that it has
+        again. They count as the least recently used ones, and are checked when they are read. It
+        blocks for as long as the disk needs."""
+        for path, digest, status in files_under(self.root):
+            with self._moving:
+                if 0 < status.st_size <= limits.BLOCK_BYTES_MAX and os.path.exists(path):
+                    self._restore(digest, status.st_size)
+
     def _scan(self) -> None:
         if not self._read_only:
             self._tmp.mkdir(parents=True, exist_ok=True)

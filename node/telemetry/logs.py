@@ -12,7 +12,7 @@ The newest lines are kept in memory too, as text, for the page.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import logging
 import os
@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from structlog.typing import EventDict, Processor, ProcessorReturnValue, Wrapped
 
 from gossamer.node.base.settings.setting_values import LogFormat, LogLevel
 from gossamer.node.base.terminal.printable import printable, printable_json
+from gossamer.node.telemetry.log_stream import open_log_stream
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
 KEPT_LINES_MAX = 200
@@ -49,6 +51,9 @@ _LIBRARY_LEVELS = {
 }
 
 
+_Renderer = Callable[[WrappedLogger, str, EventDict], str]
+
+
 def configure_logs(
     log_format: LogFormat = "text", log_level: LogLevel = "info", stream: TextIO | None = None
 ) -> None:
@@ -56,9 +61,10 @@ def configure_logs(
 
     With `log_level="debug"` the warnings of libraries are logged as well.
     """
-    target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
-    colours = log_format == "text" and target.isatty() and not os.environ.get("NO_COLOR")
-    written: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
+    stream = sys.stderr if stream is None else stream
+    colours = log_format == "text" and stream.isatty() and not os.environ.get("NO_COLOR")
+    written: _Renderer = _render_json if log_format == "json" else _TextRenderer(colours)
+    target = cast(TextIO, open_log_stream(stream, functools.partial(_gap_line, written)))
     renderer: Processor = _Kept(written)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -98,28 +104,18 @@ _keeping = threading.Lock()  # threads log, too
 # The log is the process's, and so are its newest lines.
 
 
-class _Lossy:
-    """A stream that ignores write errors, such as those of a full disk or a closed pipe.
-
-    A node must not end because a log line cannot be written.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Returns the length of the text, whether it was written or not."""
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flushes the stream. Text that cannot be written now is tried again with the next line."""
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
+def _gap_line(written: _Renderer, num_lines: int) -> str:
+    """Returns the line in the place of lines that nobody read."""
+    event = {
+        "time": time.time(),
+        "level": "warning",
+        "event": (
+            f"{num_lines:,} lines of the log are left out here: the terminal or program that it "
+            "goes to took none. The page of the node shows the newest lines (`gossamer page`)"
+        ),
+        "fields": {"event": "log lines left out", "lines": num_lines},
+    }
+    return f"{written(None, 'warning', event)}\n"
 
 
 def _add_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -420,12 +420,12 @@ def test_every_image_from_elsewhere_has_its_digest() -> None:
 
 
 @contextmanager
-def endpoint(answer: bytes) -> Iterator[str]:
-    """An HTTP server on loopback that answers /api/status."""
+def endpoint(answer: bytes, path: str = "/api/status") -> Iterator[str]:
+    """An HTTP server on loopback that answers at one path."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/status" else 404)
+            self.send_response(200 if self.path == path else 404)
             self.end_headers()
             self.wfile.write(answer)
 
@@ -458,6 +458,27 @@ def join_seed(url: str, state_dir: Path, tmp_path: Path) -> subprocess.Completed
     )
 
 
+@pytest.fixture
+def proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies that nobody runs, in the variables that Docker's client sets in containers."""
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+
+@pytest.mark.usefixtures("proxies")
+def test_the_health_check_goes_through_no_proxy() -> None:
+    line = next(
+        line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if "/livez" in line
+    )
+    _, *arguments = json.loads(line.partition("CMD ")[2])
+    with endpoint(b"", path="/livez") as url:
+        command = [each.replace(f"http://{DEFAULT_API}", url) for each in arguments]
+        check(sys.executable, *command)
+    done = subprocess.run([sys.executable, *command], capture_output=True, check=False)
+    assert done.returncode != 0, "nobody answers any more"
+
+
+@pytest.mark.usefixtures("proxies")
 def test_a_volunteer_asks_the_seed_for_its_address_and_run(tmp_path: Path) -> None:
     addresses = ["/ip4/192.0.2.7/tcp/4610/p2p/X", "/ip4/192.0.2.8/tcp/4610/p2p/X"]
     status = {"addresses": addresses, "run_id": "ab" * 32}

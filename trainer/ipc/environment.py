@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gossamer.trainer.ipc.control_groups import ROOT, group_cores
+
 WAIT_POLICY = "OMP_WAIT_POLICY"
 """OpenMP's variable, which its libraries read when they are loaded."""
 
@@ -20,19 +22,8 @@ NICENESS = 10
 """On a CPU below everything else there: the daemon and its owner's programs come first. (With a GPU
 a trainer only feeds it, and must not wait.)"""
 
-CGROUP = Path("/sys/fs/cgroup")
 
-
-def container_cores(cgroup: Path = CGROUP) -> int | None:
-    """Returns the whole cores whose time a container may use, at least 1; None without a limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):  # `max` is no limit
-        return None
-
-
-def computing_environment(cgroup: Path = CGROUP) -> dict[str, str]:
+def computing_environment(root: Path = ROOT) -> dict[str, str]:
     """Returns this process's environment for a process that computes beside the owner's programs.
 
     Threads that wait for each other sleep. By default they spin, which takes what other programs
@@ -41,12 +32,13 @@ def computing_environment(cgroup: Path = CGROUP) -> dict[str, str]:
     NVIDIA's cards are counted by their slots, as the driver counts them (NVML). By default CUDA
     counts the fastest first, and limits of heat, power and memory would be those of another card.
 
-    In a container with a limit of processor time there are no more threads than it has cores.
-    torch has one for each core of the machine: they use up the limit, and stand still together.
+    In a container or a job with a limit of processor time there are no more threads than it has
+    cores. torch has one for each core of the machine: they use up the limit, and stand still
+    together.
 
     The owner's own choices stay.
     """
-    cores = container_cores(cgroup)
+    cores = group_cores(root)
     threads = {} if cores is None or cores >= (os.cpu_count() or 1) else {THREADS: str(cores)}
     return {WAIT_POLICY: "PASSIVE", CARD_ORDER: "PCI_BUS_ID", **threads, **os.environ}
 

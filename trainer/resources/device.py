@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from gossamer.trainer.ipc.control_groups import group_memory
 from gossamer.trainer.resources import accelerator
 from gossamer.trainer.resources.accelerator import Precision
 from gossamer.trainer.resources.device_names import (
@@ -291,26 +292,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that programs may still take, of the machine or of the container if that is less.
+    """Memory that programs may still take, of the machine or of the container or job if that is
+    less.
 
     None where the system has no such file (not Linux).
     """
     kilobytes = number_behind("MemAvailable:", root / "proc/meminfo")
     if kilobytes is None:
         return None
-    free = 1024 * kilobytes
-    group = root / "sys/fs/cgroup"
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    if limit is not None and used is not None:
-        # Pages of files count as used, and are given up when memory is wanted.
-        pages = number_behind("inactive_file", group / "memory.stat") or 0
-        free = min(free, max(0, limit - used + pages))
-    return free
-
-
-def _number(path: Path) -> int | None:
-    text = content_of(path).strip()
-    return int(text) if text.isdigit() else None
+    group = group_memory(root)
+    return 1024 * kilobytes if group is None else min(1024 * kilobytes, group.free)
 
 
 @functools.cache

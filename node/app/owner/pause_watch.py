@@ -71,6 +71,9 @@ class PauseWatch:
         self._changed = trio.Event()
         self.disk_problem: Callable[[], str] = str
         """Returns why the owner's limit of the disk is too low for the run; empty if it is not."""
+        self.place_problem: Callable[[], str] = str
+        """Returns why the state directory is gone; empty if it is there. It is asked in a thread,
+        with the system."""
 
     def change(self, rules: PauseRules) -> None:
         """Other rules hold from now on; `run` looks at once."""
@@ -87,7 +90,9 @@ class PauseWatch:
             self._tell_failure(_READ_SETTINGS, "the system hangs")
             reading = Reading(now)  # the clock alone counts
         reading = msgspec.structs.replace(
-            reading, was_hot=self._is_hot, disk_problem=self.disk_problem()
+            reading,
+            was_hot=self._is_hot,
+            disk_problem=self.disk_problem() or reading.disk_problem,
         )
         holds = self._rules.holds(reading)
         self._is_hot = any(hold.reason == "temperature" for hold in holds)
@@ -124,6 +129,7 @@ class PauseWatch:
             idle_seconds=None if idle is None else idle.seconds,
             programs=programs or (),
             gpu_celsius=self._read_temperature(),
+            disk_problem=self.place_problem(),
         )
 
     def _read_temperature(self) -> float | None:

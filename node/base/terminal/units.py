@@ -22,3 +22,8 @@ def format_count(number: int) -> str:
             break
         scaled, unit = scaled / 1000, larger
     return f"{scaled:.1f} {unit}"
+
+
+def format_cores(number: int) -> str:
+    """Returns text such as `2 cores`."""
+    return f"{number} core" if number == 1 else f"{number} cores"

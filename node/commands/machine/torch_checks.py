@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gossamer.node.base.terminal.units import format_cores
 from gossamer.node.commands.machine.state_checks import Check
 from gossamer.node.machine.capacity import measure_capacity
 from gossamer.node.machine.torch_probe import (
@@ -87,7 +88,7 @@ def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
         where = "ROCm" if torch.hip else {"cuda": "CUDA"}.get(torch.kind, torch.kind.upper())
         return Check("device", "ok", f"{names_together(used)} through {where}")
     capacity = measure_capacity("cpu" if device in ("auto", ALL) else device, [])
-    return Check("device", "ok", f"{capacity.device}, {capacity.cores} cores")
+    return Check("device", "ok", f"{capacity.device}, {format_cores(capacity.cores)}")
 
 
 def check_compiler(choice: CompileChoice, device_type: str) -> Check | None:

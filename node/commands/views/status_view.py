@@ -8,7 +8,7 @@ from typing import Literal
 
 from gossamer.node.base.terminal.printable import printable
 from gossamer.node.base.terminal.text_table import Look, Style, Styled, named_lines, table_lines
-from gossamer.node.base.terminal.units import format_bytes
+from gossamer.node.base.terminal.units import format_bytes, format_cores
 from gossamer.node.telemetry.pause_text import moment_in, pause_text, pauses_text
 from gossamer.node.telemetry.status import (
     DataStatus,
@@ -121,7 +121,7 @@ def _machine_rows(status: Status) -> Iterator[Row]:
         memory = format_bytes(capacity.device_memory_bytes)
         yield _row(
             "device",
-            f"{capacity.device} ({capacity.device_kind}, {memory}, {capacity.cores} cores)",
+            f"{capacity.device} ({capacity.device_kind}, {memory}, {format_cores(capacity.cores)})",
         )
     if status.confinement:
         yield _row("trainer", status.confinement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -49,6 +51,26 @@ def test_a_node_talks_to_its_own_network_only_where_its_owner_lets_it(
     trio.run(main)
     assert ("LanNeighbours" in runs) == (lan == "on")
     assert ("PortMapper" in runs) == (port_mapping == "on")
+
+
+@pytest.mark.parametrize(
+    ("umask", "folder"), [(0o000, 0o755), (0o002, 0o755), (0o022, 0o755), (0o077, 0o700)]
+)
+def test_other_users_cannot_write_to_files_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, umask: int, folder: int
+) -> None:
+    def main(*_arguments: object) -> int:
+        (tmp_path / "blocks").mkdir()
+        return 0
+
+    monkeypatch.setattr(daemon, "trio", SimpleNamespace(run=main))
+    settings = cast(Any, Settings)(state_dir=tmp_path)
+    before = os.umask(umask)
+    try:
+        assert daemon.run(settings, cast(Any, None), StateDir(tmp_path)) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "blocks").stat().st_mode) == folder
 
 
 def test_a_run_that_does_not_fit_on_the_disk_is_not_joined(

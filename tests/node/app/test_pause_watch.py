@@ -2,16 +2,21 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC
+from pathlib import Path
 
 import pytest
 import trio
 
 from gossamer.node.app.owner import pause_watch
 from gossamer.node.app.owner.pause_watch import PauseWatch
+from gossamer.node.app.owner.state_place import StatePlace
 from gossamer.node.base.pausing import Hold, PauseRules
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.node.machine.machine_use import MachineUse
+from gossamer.node.storage.block_files import MissingBlockError
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
 
 
 def test_a_reader_that_hangs_takes_one_thread_and_stops_nothing(
@@ -40,6 +45,30 @@ def test_a_reader_that_hangs_takes_one_thread_and_stops_nothing(
             assert [hold.reason for hold in holds] == ["battery"]
 
     trio.run(main)
+
+
+def test_a_state_directory_that_is_gone_pauses_until_it_is_back(tmp_path: Path) -> None:
+    """As on a disk that was unplugged, or that the network does not bring."""
+    state_dir = StateDir(tmp_path / "state")
+    watch = PauseWatch(PauseRules(), MachineUse(), lambda: 1_700_000_000.0, run_abandonable)
+
+    def holds() -> list[str]:
+        return [hold.reason for hold in trio.run(watch.look)]
+
+    with state_dir.locked():
+        store = BlockStore(state_dir.blocks_path, 1000)
+        watch.place_problem = StatePlace(state_dir, store).problem
+        digest = store.put(b"text to train on")
+        assert holds() == []
+        state_dir.root.rename(tmp_path / "away")
+        assert holds() == ["disk"]
+        with pytest.raises(MissingBlockError):
+            store.get(digest)
+        assert store.missing([digest]) == [digest]
+        (tmp_path / "away").rename(state_dir.root)
+        assert holds() == []
+        assert store.missing([digest]) == [], "no peer is needed to have it again"
+        assert store.get(digest) == b"text to train on"
 
 
 def test_rules_that_change_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossamer.node.base.terminal.units import format_count
+from gossamer.node.base.terminal.units import format_cores, format_count
 from gossamer.node.cli import run_command
 from gossamer.node.commands.views import peers as peers_command
 from gossamer.node.commands.views.peers import summary
@@ -206,3 +206,7 @@ def test_a_node_without_identity_is_nobody(state: StateDir) -> None:
 )
 def test_counts(number: int, text: str) -> None:
     assert format_count(number) == text
+
+
+def test_a_container_may_have_one_core() -> None:
+    assert [format_cores(number) for number in (1, 2)] == ["1 core", "2 cores"]

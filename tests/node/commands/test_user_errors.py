@@ -13,7 +13,7 @@ from typing import IO
 import pytest
 
 from gossamer.node.app.http.http_server import ApiBindError
-from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.disk_health import DiskError, disk_error
 from gossamer.node.base.settings.settings import ConfigError
 from gossamer.node.commands import user_errors
 from gossamer.node.commands.daemon.join import only_run
@@ -105,6 +105,43 @@ def test_a_file_on_a_read_only_disk_is_told_with_what_to_do() -> None:
     assert told == ["public: Read-only file system. Name a place that can be written"]
     told = explain(OSError(errno.ENOENT, "No such file or directory", "public"))
     assert told == ["public: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EAGAIN, "ulimit -u"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENOMEM, "a smaller model"),
+        (errno.ENETDOWN, "the system refuses: Network is down"),
+    ],
+)
+def test_a_limit_of_the_system_is_told_with_what_to_do(number: int, advice: str) -> None:
+    """As where a container has too little memory for what daemon and trainer share: no file has a
+    name."""
+    (told,) = explain(OSError(number, os.strerror(number))) or []
+    assert os.strerror(number) in told
+    assert advice in told
+    assert "Errno" not in told
+
+
+def test_a_file_beyond_the_limit_of_its_size_is_no_broken_disk(tmp_path: Path) -> None:
+    error = disk_error(tmp_path / "block", 10, OSError(errno.EFBIG, "File too large"))
+    assert "ulimit -f" in str(error)
+    assert "disk fails" not in str(error)
+
+
+def test_too_few_threads_are_told_without_a_traceback() -> None:
+    """Each task of a node that starts a thread fails then."""
+    error = RuntimeError("can't start new thread")
+    for each in (error, ExceptionGroup("tasks", [error, ExceptionGroup("others", [error] * 2)])):
+        (told,) = explain(each) or []
+        assert "no more threads" in told
+        assert "ulimit -u" in told
+        assert exit_status(each) == 1
+    assert explain(RuntimeError("a bug")) is None
+    assert explain(ExceptionGroup("tasks", [error, RuntimeError("a bug")])) is None
 
 
 def test_a_back_up_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:

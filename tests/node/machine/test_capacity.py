@@ -266,12 +266,14 @@ def test_torchs_own_file_says_whose_cards_it_is_for(
 
 
 def test_limits_of_a_container_count(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1000000\n")
+    (group / "cpu.max").write_text("150000 100000\n")
     assert host_memory_bytes(tmp_path) == 1_000_000
     assert num_cores(tmp_path) == 1
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (group / "memory.max").write_text("max\n")
+    (group / "cpu.max").write_text("max 100000\n")
     assert host_memory_bytes(tmp_path) == host_memory_bytes(tmp_path / "none") > 1_000_000
     assert num_cores(tmp_path) == num_cores(tmp_path / "none")
 

@@ -36,7 +36,9 @@ def test_a_container_has_no_more_threads_than_cores(
 ) -> None:
     monkeypatch.delenv(THREADS, raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text(f"{limit}\n")
     assert computing_environment(tmp_path).get(THREADS) == threads
     assert THREADS not in computing_environment(tmp_path / "none")
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc import pipe
-from gossamer.trainer.ipc.environment import container_cores
+from gossamer.trainer.ipc.control_groups import group_cores
 from gossamer.trainer.text.sources.corpus_errors import CorpusError
 from gossamer.trainer.text.tokenizers.tokens import TokenVector
 from gossamer.trainer.text.tokenizers.words import EncoderFile, TextEncoder
@@ -46,7 +46,7 @@ Batch = list[bytes]
 def num_cores() -> int:
     """Returns how many cores text can be encoded on."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(cores, PROCESSES_MAX, container_cores() or cores)
+    return min(cores, PROCESSES_MAX, group_cores() or cores)
 
 
 def num_processes(num_bytes: int) -> int:

@@ -61,8 +61,13 @@ class OwnAddresses:
 
     def all(self) -> list[str]:
         """Addresses to be dialled, the most promising first: named by the operator, mapped at the
-        router, global, seen by others, and those of this network."""
+        router, global, seen by others, and those of this network.
+
+        Loopback is among them only where there is nothing else. With one version of IP alone most
+        machines have loopback of the other one, and its address leads everybody to themselves.
+        """
         bound = [a for each in self._host.get_transport_addrs() for a in dialable(each)]
+        bound = [a for a in bound if not is_loopback(host_of(Multiaddr(a)))] or bound
         if bound != self._bound:
             if self._bound:
                 self.reachability.moved()

@@ -51,6 +51,23 @@ def test_what_the_operator_names_comes_first_then_global_seen_and_private_addres
     trio.run(main)
 
 
+@pytest.mark.parametrize("other", [["192.168.1.10"], []])
+def test_loopback_is_told_only_where_a_node_has_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, other: list[str]
+) -> None:
+    """With IPv4 alone most machines have loopback of IPv6 all the same."""
+    hosts = {socket.AF_INET: other or ["127.0.0.1"], socket.AF_INET6: ["::1"]}
+    monkeypatch.setattr(addresses, "interface_hosts", hosts.__getitem__)
+
+    async def main() -> None:
+        both = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
+        async with open_libp2p_transport(Identity.generate(), both) as transport:
+            found = {each.split("/")[2] for each in transport.addresses()}
+        assert found == (set(other) or {"127.0.0.1", "::1"})
+
+    trio.run(main)
+
+
 def test_a_process_without_a_free_file_keeps_its_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,8 +143,12 @@ def test_free_memory_is_a_part_of_the_machines() -> None:
 
 
 def test_free_memory_in_a_container(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    assert free_memory_bytes(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1000\n")
+    (group / "memory.current").write_text("900\n")
+    assert free_memory_bytes(tmp_path) == 100
+    (group / "memory.stat").write_text("anon 400\ninactive_file 500\n")
+    assert free_memory_bytes(tmp_path) == 600, "the pages of files are given up"
+    (group / "memory.max").write_text("max\n")
     assert free_memory_bytes(tmp_path) > 1000
