@@ -39,17 +39,21 @@ async def receive_frame(
     message_bytes_max: int = limits.FRAME_MESSAGE_BYTES_MAX,
     payload_bytes_max: int = limits.BLOCK_BYTES_MAX,
     on_progress: Callable[[int], Awaitable[None]] | None = None,
+    on_begun: Callable[[], None] | None = None,
 ) -> tuple[bytearray, bytearray]:
     """(message, payload) of the next frame.
 
     A protocol that expects less than the general limits says so in the two arguments.
-    `on_progress` is called with the number of payload bytes so far, in between.
+    `on_progress` is called with the number of payload bytes so far, in between, and `on_begun` when
+    the first bytes of the frame are here.
 
     Raises:
         StreamClosed: the stream ended.
         OversizedError: the frame announces more than the limits allow; nothing of it was read.
     """
     prefix = await stream.receive_exactly(framing.PREFIX_BYTES)
+    if on_begun is not None:
+        on_begun()
     message_bytes, payload_bytes = framing.decode_prefix(
         prefix, message_bytes_max=message_bytes_max, payload_bytes_max=payload_bytes_max
     )

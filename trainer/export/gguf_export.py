@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gossamer.protocol.model_config import ModelConfig, RopeScaling
 from gossamer.protocol.state.parameter_layout import EMBEDDING, HEAD, Tensor, layout_of
+from gossamer.trainer.export.alone import alone_in
 from gossamer.trainer.export.gguf_file import BF16, F32, GgufTensor, Value, write_gguf
 from gossamer.trainer.export.gguf_tokenizer import UnsupportedError, tokenizer_pairs
 from gossamer.trainer.export.hugging_face import ExportError, require_same_model
@@ -98,12 +99,12 @@ def export_gguf(
     path = target if is_file else target / GGUF_NAME
     temporary = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_gguf(temporary, pairs, _tensors(flat_params, model, dtype))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with alone_in(path.parent):
+            try:
+                write_gguf(temporary, pairs, _tensors(flat_params, model, dtype))
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -22,6 +22,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.lora import LoraConfig
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
+from gossamer.trainer.export.alone import alone_in
 from gossamer.trainer.export.weight_files import (
     SHARD_BYTES,
     ExportType,
@@ -203,10 +204,24 @@ def _write_folder(
     dtype: ExportType,
 ) -> None:
     """Writes everything beside what is there, and then puts it in its place. Raises ExportError."""
+    try:
+        with alone_in(directory):
+            _replace_files(directory, files, weights, flat_params, dtype)
+    except OSError as error:
+        why = error.strerror or error
+        raise ExportError(f"cannot write {what} to {directory}: {why}") from error
+
+
+def _replace_files(
+    directory: Path,
+    files: Mapping[str, bytes],
+    weights: Sequence[WeightFile],
+    flat_params: NDArray[np.float32],
+    dtype: ExportType,
+) -> None:
     # The index and the weights last: a folder with the weights is a folder with everything.
     names = [*sorted(files, key=lambda name: name == INDEX_NAME), *(file.name for file in weights)]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for file in weights:
             write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
         for name, content in files.items():
@@ -217,15 +232,12 @@ def _write_folder(
                 path.unlink()
         for name in names:
             os.replace(directory / (name + _NEW), directory / name)
-    except BaseException as error:
+    except BaseException:
         # Ctrl-C too: what it left would take the disk, and stand in the way of the next export.
         for name in names:
             with suppress(OSError):
                 (directory / (name + _NEW)).unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        why = error.strerror or error
-        raise ExportError(f"cannot write {what} to {directory}: {why}") from error
+        raise
 
 
 def _may_write_card(path: Path) -> bool:

@@ -39,6 +39,9 @@ _SETTINGS: Mapping[str, str] = {**SETTING_OF, **{name: name for name in SCHEDULE
 OFF = "off"
 """The word for no limit, and for no rule of the schedule: the default of each of these settings."""
 
+_SHOWN_FOR_OFF = "none"
+"""What `gossamer limits` shows where a limit is off. A person who writes it is told of `OFF`."""
+
 _DEFAULTS: Mapping[str, SettingValue] = {
     field.name: field.default for field in msgspec.structs.fields(Settings)
 }
@@ -86,6 +89,11 @@ def check_change(name: str, text: str) -> None:
         raise ValueError(f"{name}: {missing}; {hint}")
     if len(text) > TEXT_CHARACTERS_MAX:
         raise ValueError(f"{name}: a value has up to {TEXT_CHARACTERS_MAX} characters")
+    if text == _SHOWN_FOR_OFF and name in SETTING_OF:
+        raise ValueError(
+            f"{name}: write {name}={OFF} to take the limit away, or {name}={DEFAULT} to go back to "
+            "the settings"
+        )
     if text not in (OFF, DEFAULT):
         _parse(name, text)
 

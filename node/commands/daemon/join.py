@@ -13,6 +13,7 @@ from gossamer.node.base.address_text import is_without_peer
 from gossamer.node.base.roles import Join, Resume, Role
 from gossamer.node.base.settings.links import Links, parse_links
 from gossamer.node.base.settings.settings import ConfigError, Settings
+from gossamer.node.base.terminal.early_stop import stopped_in_order
 from gossamer.node.commands.daemon.running import LOADS, held, run_held
 from gossamer.node.commands.node_options import NO_NODE_OPTIONS, Node
 from gossamer.node.commands.options import settings_of
@@ -62,19 +63,14 @@ def join(
     parse_links(tuple(each for each in addresses if not is_without_peer(each)))
     require_way(addresses, settings)
     with held(settings, "it looks for peers") as state_dir:
-        links = parse_links(confirm_on_terminal(addresses))
+        with stopped_in_order():
+            links = _links_to_try(addresses, settings, state_dir)
         role: Role
         if state_dir.has_run():
-            if links.run_id is not None:
-                state_dir.require_run(bytes.fromhex(links.run_id))
             role = Resume(
                 addresses=links.addresses, corpus=texts, text_field=text_field, skip_bad=skip_bad
             )
         else:
-            if not links.addresses and settings.bootstrap:
-                links = Links(settings.bootstrap)
-            if not links.addresses:
-                links = parse_links(links_nearby())
             role = Join(
                 **links._asdict(),
                 asks_owner=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
@@ -97,6 +93,23 @@ def require_way(addresses: Sequence[str], settings: Settings) -> None:
     is_told = addresses or settings.bootstrap or StateDir(settings.state_dir).has_run()
     if not is_told and settings.lan != "on":
         raise ConfigError([_NEEDED])
+
+
+def _links_to_try(addresses: tuple[str, ...], settings: Settings, state_dir: StateDir) -> Links:
+    """Returns the links of the command line, of the settings, or of nodes in this network. A node
+    that has a run already may have none.
+
+    Raises:
+        ConfigError, JoinError, StateDirError: they are not usable, or there are none.
+    """
+    links = parse_links(confirm_on_terminal(addresses))
+    if state_dir.has_run():
+        if links.run_id is not None:
+            state_dir.require_run(bytes.fromhex(links.run_id))
+        return links
+    if not links.addresses and settings.bootstrap:
+        links = Links(settings.bootstrap)
+    return links if links.addresses else parse_links(links_nearby())
 
 
 def links_nearby() -> tuple[str, ...]:

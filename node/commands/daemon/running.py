@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gossamer.node.base.roles import Resume, Role
 from gossamer.node.base.settings.settings import Settings
+from gossamer.node.base.terminal.early_stop import stopped_in_order
 from gossamer.node.storage.daemon_files import DaemonFiles
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.state_names import require_kinds
@@ -49,14 +50,15 @@ def run_held(
     Args:
         ignored: flags that have no effect, because the state directory holds a run already.
     """
-    import structlog  # here, and the daemon with libp2p: see `held`
+    with stopped_in_order():
+        import structlog  # here, and the daemon with libp2p: see `held`
 
-    from gossamer.node.app.daemon import run
-    from gossamer.node.machine.torch_probe import require_device
-    from gossamer.node.telemetry.logs import configure_logs
+        from gossamer.node.app.daemon import run
+        from gossamer.node.machine.torch_probe import require_device
+        from gossamer.node.telemetry.logs import configure_logs
 
-    if not isinstance(role, Resume):  # a run that is here is followed and served without it
-        require_device(settings.device, confined=settings.confine_trainer == "on")
+        if not isinstance(role, Resume):  # a run that is here is followed and served without it
+            require_device(settings.device, confined=settings.confine_trainer == "on")
     search_for_garbage_again()
     configure_logs(settings.log_format, settings.log_level)
     if ignored:

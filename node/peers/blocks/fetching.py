@@ -10,7 +10,7 @@ one stream; the next digest goes to whichever worker has room, so a fast peer br
   `TRIAL_SECONDS`, to one that this download has not asked yet.
 - A peer that does not have a block is not asked for it again, until it has been left alone so long
   because it had nothing more to give.
-- A block that is late (`HEDGE_SECONDS`) is also asked of another peer that has nothing else to do,
+- A block that is late (`late_blocks`) is also asked of another peer that has nothing else to do,
   and so on up to `COPIES_MAX`; the first whole answer counts.
 - A peer that sends wrong bytes, or breaks the protocol, is reported and out for good.
 - A peer whose block is longer than any of the wanted ones may be is out for good, before the block
@@ -23,9 +23,7 @@ Each block is checked and stored at once, so whatever ends a download, the next 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -34,6 +32,7 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.peers.blocks.late_blocks import Wanted, Worker, quiet_peers
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
@@ -56,9 +55,6 @@ WORKERS_MAX = 16
 REQUESTS_PER_PEER_MAX = 4
 """Requests on their way at once: hides the round trip, and is little to ask elsewhere again."""
 
-COPIES_MAX = 4
-"""Peers that are asked for one block at once."""
-
 OPEN_SECONDS = 15.0
 
 REQUEST_SECONDS = 60.0
@@ -68,47 +64,17 @@ TRIAL_SECONDS = 60.0
 """Time that each peer has at least to bring blocks. On a home line of 10 Mbit/s, a block that is
 cut off so often is a twentieth of what comes."""
 
-HEDGE_SECONDS = 5.0
 RETURN_SECONDS = 30.0
 PASSES = 3
 PAUSE_SECONDS = 2.0
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 """How often an idle worker looks for late blocks, and the download for new sources."""
 
 INLINE_BYTES_MAX = 64 * KIB
 """Longest block that is read, checked and written in the event loop."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(eq=False)
-class _Wanted:
-    """A block that is not here yet."""
-
-    digest: Digest
-    asked: dict[PeerId, float] = field(default_factory=dict)
-    """Peers that were asked, and when."""
-    refused: set[PeerId] = field(default_factory=set)
-    """Peers that do not have the block."""
-
-
-@dataclass(eq=False)
-class _Worker:
-    """One peer that is asked."""
-
-    peer_id: PeerId
-    started_at: float
-    progress_at: float
-    """Time at which the peer last brought a block, or was first asked with nothing under way."""
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    num_bytes: int = 0
-    """Of the blocks that it brought."""
-    cursor: int = 0
-    """Place in the list of wanted blocks up to which the worker has looked."""
-    opening: bool = True
-    under_way: deque[_Wanted] = field(default_factory=deque)
-    """Blocks that the peer was asked for, the oldest first: the order in which the peer answers."""
 
 
 async def read_or_write(
@@ -158,7 +124,7 @@ class Download:
         bytes_max: int,
         passes: int,
     ) -> None:
-        self.wanted = {digest: _Wanted(digest) for digest in digests}
+        self.wanted = {digest: Wanted(digest) for digest in digests}
         self.peers_asked: set[PeerId] = set()
         self.last_problem = ""
         self._order = list(self.wanted.values())
@@ -170,7 +136,7 @@ class Download:
         self._spares_line = spares_line
         self._bytes_max = bytes_max
         self._passes = passes
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._not_before: dict[PeerId, float] = {}
         self._out: set[PeerId] = set()
         """Peers that are not asked again."""
@@ -212,14 +178,10 @@ class Download:
         """Starts as many workers as there is use for. A stalled worker does not count, so another
         takes over."""
         now = trio.current_time()
-        late = now - HEDGE_SECONDS
-        num_active = sum(
-            1
-            for worker in self._workers
-            if (worker.opening or worker.under_way) and worker.progress_at > late
-        )
+        num_active = sum(worker.is_active(now) for worker in self._workers)
         num_useful = min(PEERS_MAX, len(self.wanted)) - num_active
-        if num_useful <= 0 or not any(self._may_ask(each, now) for each in self.wanted.values()):
+        quiet = quiet_peers(self._workers, now)
+        if num_useful <= 0 or not any(each.may_ask(quiet, now) for each in self.wanted.values()):
             return
         candidates = self._candidates(now)
         num_places = WORKERS_MAX - len(self._workers)
@@ -229,7 +191,7 @@ class Download:
             for wanted in self.wanted.values():
                 wanted.refused.discard(peer_id)
             self.peers_asked.add(peer_id)
-            worker = _Worker(peer_id, started_at=now, progress_at=now)
+            worker = Worker(peer_id, started_at=now, progress_at=now, heard_at=now)
             self._workers.append(worker)
             nursery.start_soon(self._work, worker)
 
@@ -260,7 +222,7 @@ class Download:
         order = digest_of(self._transport.peer_id.encode(), first, peer_id.encode())
         return peer_id in self.peers_asked, order
 
-    async def _work(self, worker: _Worker) -> None:
+    async def _work(self, worker: Worker) -> None:
         try:
             with worker.scope:
                 await self._ask(worker)
@@ -285,11 +247,11 @@ class Download:
             self._not_before[worker.peer_id] = trio.current_time() + RETURN_SECONDS
             self._wake()
 
-    async def _ask(self, worker: _Worker) -> None:
+    async def _ask(self, worker: Worker) -> None:
         with trio.fail_after(OPEN_SECONDS):
             stream = await self._transport.open_stream(worker.peer_id, BLOCKS_PROTOCOL)
         worker.opening = False
-        worker.progress_at = trio.current_time()
+        worker.progress_at = worker.heard_at = trio.current_time()
         try:
             while self.wanted:
                 await self._send_requests(worker, stream)
@@ -299,7 +261,7 @@ class Download:
                     break
                 else:
                     await self._wait_for_change()
-                    worker.progress_at = trio.current_time()
+                    worker.progress_at = worker.heard_at = trio.current_time()
             if worker.under_way:
                 await stream.reset()
             else:
@@ -309,7 +271,7 @@ class Download:
                 await stream.reset()
             raise
 
-    async def _send_requests(self, worker: _Worker, stream: Stream) -> None:
+    async def _send_requests(self, worker: Worker, stream: Stream) -> None:
         while len(worker.under_way) < REQUESTS_PER_PEER_MAX:
             wanted = self._claim(worker)
             if wanted is None:
@@ -319,9 +281,11 @@ class Download:
             with trio.fail_after(REQUEST_SECONDS):
                 await send_frame(stream, encode_request(wanted.digest))
 
-    async def _receive_reply(self, worker: _Worker, stream: Stream) -> None:
+    async def _receive_reply(self, worker: Worker, stream: Stream) -> None:
         with trio.fail_at(worker.progress_at + REQUEST_SECONDS):
-            message, payload = await self._receive_frame(stream)
+            message, payload = await self._receive_frame(worker, stream)
+        worker.heard_at = trio.current_time()
+        worker.is_answering = False
         wanted = worker.under_way[0]
         digest, found = decode_reply(message)
         if digest != wanted.digest or found != bool(payload):
@@ -338,13 +302,18 @@ class Download:
             if not wanted.asked:
                 self._wake()
 
-    async def _receive_frame(self, stream: Stream) -> tuple[bytearray, bytearray]:
+    async def _receive_frame(self, worker: Worker, stream: Stream) -> tuple[bytearray, bytearray]:
         """The next answer. Raises as `receive_frame`, and _LongBlockError."""
+
+        def note_begun() -> None:
+            worker.is_answering = True
+
         try:
             return await receive_frame(
                 stream,
                 message_bytes_max=BLOCK_MESSAGE_BYTES_MAX,
                 payload_bytes_max=self._bytes_max,
+                on_begun=note_begun,
             )
         except OversizedError as error:
             if self._bytes_max == BLOCK_BYTES_MAX:
@@ -358,7 +327,7 @@ class Download:
             if not self.wanted:
                 self._wake()
 
-    def _claim(self, worker: _Worker) -> _Wanted | None:
+    def _claim(self, worker: Worker) -> Wanted | None:
         """Returns the block to ask this worker's peer for next."""
         while worker.cursor < len(self._order):
             wanted = self._order[worker.cursor]
@@ -371,21 +340,17 @@ class Download:
                 return wanted
         # It has gone through the list once: what others gave back, and what is late with them.
         now = trio.current_time()
+        quiet = quiet_peers(self._workers, now)
         for wanted in self.wanted.values():
             if (
                 worker.peer_id not in wanted.refused
                 and worker.peer_id not in wanted.asked
-                and self._may_ask(wanted, now)
+                and wanted.may_ask(quiet, now)
             ):
                 return wanted
         return None
 
-    def _may_ask(self, wanted: _Wanted, now: float) -> bool:
-        return len(wanted.asked) < COPIES_MAX and all(
-            now - since >= HEDGE_SECONDS for since in wanted.asked.values()
-        )
-
-    def _note_problem(self, worker: _Worker, problem: str) -> None:
+    def _note_problem(self, worker: Worker, problem: str) -> None:
         self.last_problem = f"{short(worker.peer_id)}: {problem}"
         _log.debug("a peer failed to send blocks", peer=short(worker.peer_id), problem=problem)
 

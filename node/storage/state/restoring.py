@@ -78,7 +78,12 @@ def rebuild(committed: CommittedState, head: Digest) -> bool:
             for step in chain.path_between(base, head) or []:
                 committed.replay(step)
         except CannotRebuildError as error:
-            log.warning("the newest state on disk is not complete", problem=str(error))
+            # Usual after a life that ended while it fetched rounds: `restore` says what is lost.
+            log.info(
+                "a state on this disk is not complete: the node goes on from an older one, and "
+                "asks peers for the rest",
+                problem=str(error),
+            )
         if is_loaded:
             return True
     return False

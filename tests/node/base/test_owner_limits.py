@@ -48,6 +48,8 @@ def test_a_limit_may_depend_on_the_time_of_the_day() -> None:
         ("ram", "8GiB", "did you mean memory\\?"),
         ("sleep", "10", "the limits are upload, download"),
         ("upload", "fast", "upload: 'fast' is not a limit"),
+        ("upload", "none", "upload: write upload=off to take the limit away, or upload=default"),
+        ("memory", "none", "memory: write memory=off"),
         ("memory", "3", "at least"),
         ("gpu_memory", "120%", "not a share"),
         ("gpu_power", "3", "watts are too few"),

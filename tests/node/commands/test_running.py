@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
 
+from gossamer.node.base.terminal.early_stop import stopped_in_order
 from gossamer.node.cli import run_command
 from gossamer.node.machine import torch_probe
 from gossamer.node.machine.torch_probe import TorchReport
@@ -37,6 +41,7 @@ run_command(sys.argv[2:])
 
 DAEMON, NEIGHBOURS = "gossamer.node.app.daemon", "gossamer.node.network.lan"
 LOADS, LOOKS = "it loads its modules", "it looks for peers"
+STOPPED = "gossamer: stopped before the node took part in a run\n"
 
 JOINING = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -72,6 +77,7 @@ def starting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Startin
         env=environment(tmp_path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
@@ -108,6 +114,55 @@ def test_a_node_that_was_killed_while_it_started_is_none(
     starting.process.wait()
     asked = gossamer(tmp_path, "status")
     assert (asked.returncode, "no node runs" in asked.stderr) == (1, True), asked
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_node_that_is_told_to_stop_while_it_starts_ends_in_order(
+    starting: Starting, number: signal.Signals, tmp_path: Path
+) -> None:
+    starting.process.send_signal(number)
+    said = starting.process.communicate(timeout=60)[1]
+    assert (starting.process.returncode, said) == (0, STOPPED)
+    state_dir = StateDir(tmp_path / "state")
+    assert not state_dir.starting_path.exists()
+    assert state_dir.lock_path.read_bytes() == b""
+
+
+def test_a_node_that_was_started_with_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    with ignored(signal.SIGHUP), stopped_in_order():
+        signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_signal_that_python_drops_ends_the_start_as_well(
+    ctrl_c: Callable[[int, FrameType | None], None] | signal.Handlers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        with (
+            pytest.raises(SystemExit) as ended,
+            stopped_in_order(),
+            contextlib.suppress(KeyboardInterrupt),  # as Python does in a callback
+        ):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ended.value.code, capsys.readouterr().err) == (0, STOPPED)
+
+
+def test_ctrl_c_while_a_node_starts_is_as_in_every_command() -> None:
+    with pytest.raises(KeyboardInterrupt), stopped_in_order():
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("words", [("start",), ("join", JOINING)], ids=["start", "join"])

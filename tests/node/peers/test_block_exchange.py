@@ -33,6 +33,7 @@ from gossamer.node.peers.blocks.fetching import (
     REQUESTS_PER_PEER_MAX,
     TRIAL_SECONDS,
 )
+from gossamer.node.peers.blocks.late_blocks import HEDGE_SECONDS, QUIET_SECONDS
 from gossamer.node.peers.blocks.stream_places import ServedStream
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.codecs.chunk_values import Buffer
@@ -45,6 +46,7 @@ from gossamer.protocol.wire.block_messages import (
     encode_reply,
     encode_request,
 )
+from gossamer.protocol.wire.framing import encode_prefix
 from tests.support.memory_stream import WINDOW_BYTES
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
@@ -484,6 +486,58 @@ def test_a_peer_that_hangs_is_overtaken(tmp_path: Path, count: int) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_peer_from_which_nothing_comes_holds_a_fetch_up_for_a_moment(
+    tmp_path: Path, count: int
+) -> None:
+    """A machine that was just stopped is asked first, as every download may do."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(count)
+            stopped = await here.stranger("stopped", silent)
+            await here.seed("steady", blocks)
+            begin = trio.current_time()
+
+            def stopped_first() -> list[PeerId]:
+                return [stopped] if trio.current_time() == begin else here.peers
+
+            await here.service.fetch(digests(blocks), stopped_first)
+            assert here.has(blocks)
+            assert here.asked[0] == stopped
+            assert trio.current_time() - begin < 2 * QUIET_SECONDS
+
+    run(main)
+
+
+def test_a_block_whose_answer_has_begun_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    """It comes slowly, as a long block does on a slow line."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            [block] = make_blocks(1)
+
+            async def slow(stream: Stream) -> None:
+                message, _ = await receive_frame(stream)
+                answer = encode_reply(decode_request(message), found=True)
+                await stream.send(encode_prefix(len(answer), len(block)) + answer)
+                await trio.sleep(HEDGE_SECONDS - 1)
+                await stream.send(block)
+
+            first = await here.stranger("slow", slow)
+            await here.seed("fast", [block])
+            begin = trio.current_time()
+
+            def slow_first() -> list[PeerId]:
+                return [first] if trio.current_time() == begin else here.peers
+
+            await here.service.fetch(digests([block]), slow_first)
+            assert here.has([block])
+            assert here.asked == [first]
+
+    run(main)
+
+
 def test_a_peer_that_hangs_alone_ends_in_an_error(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:
@@ -582,7 +636,7 @@ def test_requests_under_way_are_bounded(tmp_path: Path) -> None:
 
             for index in range(20):
                 await here.stranger(f"peer {index}", listener)
-            with trio.move_on_after(2):
+            with trio.move_on_after(QUIET_SECONDS / 2):  # before any of them is late
                 await here.fetch(make_blocks(100))
             assert len(here.asked) == PEERS_MAX
             assert len(received) == PEERS_MAX * REQUESTS_PER_PEER_MAX

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gossamer.node.base.disk_health import DiskFullError
+from gossamer.node.storage.block_files import path_of
 from gossamer.node.storage.blocks import Buffer
 from gossamer.node.storage.state import retention
 from gossamer.node.storage.state.restoring import rebuild
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, digest_of
 from tests.support.committed_rounds import Holder, MadeRound, small_manifest
 from tests.support.damage import damage
 
@@ -176,6 +178,21 @@ def test_a_gap_behind_which_there_is_no_state_leads_back_to_an_older_one(
     damage(record)
     again = Holder(node.holder.manifest, tmp_path)
     assert again.state.head == node.way[-3]
+
+
+def test_a_round_of_which_the_disk_has_the_record_alone_is_no_trouble(
+    node: Node, tmp_path: Path
+) -> None:
+    """A life ended while it fetched the round."""
+    before = node.way[-2]
+    (tmp_path / "head").unlink()
+    path_of(node.holder.store.root, digest_of(node.made[node.way[-1]].blocks[-1])).unlink()
+    with capture_logs() as lines:
+        again = Holder(node.holder.manifest, tmp_path)
+    assert again.state.head == before
+    [line] = [line for line in lines if "is not complete" in line["event"]]
+    assert line["log_level"] == "info"
+    assert "asks peers for the rest" in line["event"]
 
 
 def test_a_checkpoint_that_is_found_again_is_one_checkpoint(node: Node) -> None:

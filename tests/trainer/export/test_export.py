@@ -15,7 +15,13 @@ import torch
 from gossamer.protocol.model_config import ModelConfig
 from gossamer.trainer.export import hugging_face as export_module
 from gossamer.trainer.export import weight_files
-from gossamer.trainer.export.hugging_face import CARD_MARK, ExportError, export_model
+from gossamer.trainer.export.gguf_export import export_gguf
+from gossamer.trainer.export.hugging_face import (
+    CARD_MARK,
+    ExportError,
+    byte_tokenizer_json,
+    export_model,
+)
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.pretrained.weights import find_weights
 from tests.support.model_folders import random_weights
@@ -107,6 +113,36 @@ def test_an_export_that_does_not_end_leaves_the_earlier_model(
         export_model(flat + np.float32(1), model_config, None, tmp_path, shard_bytes=SHARD_BYTES)
     assert len(written) == 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_takes_one_export_at_a_time(
+    model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them wrote the same files, and the model had parts of two states."""
+    model_config = msgspec.structs.replace(model_config, vocabulary=256)  # that of plain bytes
+    flat = random_weights(model_config)
+    write = weight_files.write_weights
+    refused: list[str] = []
+
+    def while_another_begins(path: Path, *rest: object) -> None:
+        write(path, *rest)  # type: ignore[arg-type]
+        monkeypatch.setattr(export_module, "write_weights", write)
+        other = flat + np.float32(1)
+        for export in (
+            lambda: export_model(other, model_config, None, tmp_path, shard_bytes=SHARD_BYTES),
+            lambda: export_gguf(
+                other, model_config, byte_tokenizer_json(), tmp_path, name="", end_token=0
+            ),
+        ):
+            with pytest.raises(ExportError, match="another export writes there") as error:
+                export()
+            refused.append(str(error.value))
+
+    monkeypatch.setattr(export_module, "write_weights", while_another_begins)
+    export_model(flat, model_config, None, tmp_path, shard_bytes=SHARD_BYTES)
+    assert len(refused) == 2
+    np.testing.assert_array_equal(find_weights(tmp_path, model_config).read(), flat)
+    export_model(flat + np.float32(1), model_config, None, tmp_path)
 
 
 def test_a_card_that_somebody_made_their_own_stays(
