@@ -228,6 +228,7 @@ class Gatherer:
         self._held_seconds = 0.0
         self._is_first = True
         """Whether no ring has been followed yet."""
+        self._heard: object = None  # what `expect` knew when it was called last
         patience_seconds = WAITS_MAX * (rules.gather_seconds + rules.ring_seconds)
         self.elsewhere = RingsElsewhere(me, patience_seconds, rules.attempt_seconds)
         self._left_out: frozenset[PeerId] = frozenset()
@@ -319,14 +320,18 @@ class Gatherer:
             strangers: those of them that have no standing.
             stakes: tokens that the newest rounds took of each peer.
         """
+        new = *map(tuple, (peers, trailing, strangers, stakes.items())), self.missed, self._left_out
+        if new == self._heard:  # as at most ticks
+            self._note_held(now)
+            return
+        self._heard = new
         expected = frozenset((*peers, *trailing))
         if expected != self.expected:
             self._gone = (self._gone | self.expected) - expected
             self.expected = expected
         self._trailing = self._trailing.union(trailing)
         self._strangers = expected.intersection((*strangers, *self.missed))
-        living = stakes.keys() & {*expected, self._me}
-        self.times.expect({peer: stakes[peer] for peer in living})
+        self.times.expect({peer: stakes[peer] for peer in stakes.keys() & {*expected, self._me}})
         self._note_complete(now)
 
     def followed(self, now: float, ring: Ring) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -39,6 +40,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from tests.support.jumping_clock import Sleeper
 from tests.support.memory_stream import MemoryConnection, MemoryStream
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class MemoryPeer:
         self._address = address
         self._nursery = nursery
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._new_event = trio.Event()
+        self._sleeper = Sleeper()
         self._handlers: dict[str, StreamHandler] = {}
         self._for_strangers: set[str] = set()
         self.admits: PeerTest = lambda _peer: True
@@ -108,19 +110,12 @@ class MemoryPeer:
     def schedule(self, time: float, number: int, action: Callable[[], None]) -> None:
         """Run `action` here at `time`."""
         heapq.heappush(self._events, (time, number, action))
-        self._new_event.set()
+        self._sleeper.wake()
 
     async def run(self) -> None:
         """Let events happen in order; the network's task of this peer."""
         while True:
-            with trio.CancelScope() as scope:
-                # One scope for all waits until a deadline passes: to make one takes trio longer
-                # than most events.
-                while not scope.cancel_called:
-                    self._new_event = trio.Event()
-                    scope.deadline = self._events[0][0] if self._events else float("inf")
-                    await self._new_event.wait()
-                    self._happen()
+            await self._sleeper.sleep_until(self._events[0][0] if self._events else math.inf)
             self._happen()
 
     def _happen(self) -> None:

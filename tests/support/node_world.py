@@ -185,7 +185,7 @@ class NumbersTrainer:
             self._waited_seconds += trio.current_time() - waits_since
             if not self._queue:
                 break
-            await trio.sleep(self.step_seconds)
+            await jumping_clock.sleep(self.step_seconds)
             left = wanted
             while left and self._queue:
                 head = self._queue[0]

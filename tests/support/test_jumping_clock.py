@@ -9,7 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.jumping_clock import JumpingClock, until
+from tests.support.jumping_clock import JumpingClock, Sleeper, sleep, until
+from tests.support.memory_transport import run_simulated
 
 CLOCKS = (JumpingClock, lambda: trio.testing.MockClock(autojump_threshold=0))
 
@@ -122,3 +123,70 @@ def test_a_look_ends_with_its_scope() -> None:
         assert trio.current_time() == pytest.approx(13.0)
 
     trio.run(main, clock=JumpingClock())
+
+
+async def sleeps_and_wakes(note: Callable[[str], None]) -> None:
+    """One task sleeps until times that others bring forward."""
+    times, sleeper = [0.0, 3.0, 5.0, 5.0, math.inf, 9.0], Sleeper()
+    began = trio.current_time()
+
+    async def sleeps() -> None:
+        for seconds in times:
+            await sleeper.sleep_until(began + seconds)
+            note(f"until {seconds}")
+
+    async with trio.open_nursery() as nursery:
+        sleeper.wake()  # nobody sleeps yet
+        nursery.start_soon(sleeps)
+        for seconds in (1.0, 6.0):
+            await sleep(seconds)
+            sleeper.wake()
+            sleeper.wake()
+
+
+def test_a_sleeper_wakes_at_the_times_of_mock_clock() -> None:
+    one, other = (times_of(sleeps_and_wakes, clock()) for clock in CLOCKS)
+    assert one == other
+    assert [seconds for seconds, _ in one] == [0.0, 1.0, 5.0, 5.0, 7.0, 9.0]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_sleep_ends_with_its_scope(clock: Callable[[], trio.abc.Clock]) -> None:
+    async def main() -> None:
+        began = trio.current_time()
+        with trio.move_on_after(1.0):
+            await sleep(2.0)
+            pytest.fail("the sleep went on")
+        await sleep(0.5)
+        assert trio.current_time() == pytest.approx(began + 1.5)
+
+    trio.run(main, clock=clock())
+
+
+def test_a_task_that_is_cancelled_when_its_sleep_is_over_does_no_more_than_one_of_trio() -> None:
+    """The two happen at one time, and each seed has an order of them."""
+
+    def outcomes(sleep: Callable[[float], Awaitable[None]]) -> list[list[str]]:
+        return [outcome(sleep, seed) for seed in range(20)]
+
+    def outcome(sleep: Callable[[float], Awaitable[None]], seed: int) -> list[str]:
+        after: list[str] = []
+
+        async def sleeps() -> None:
+            await sleep(2.0)
+            after.append("awake")
+            await trio.lowlevel.checkpoint()
+            after.append("still awake")
+
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sleeps)
+                await until(lambda: trio.current_time() >= 2.0, 2.0)
+                nursery.cancel_scope.cancel()
+
+        run_simulated(main, seed)
+        return after
+
+    assert outcomes(sleep) == outcomes(trio.sleep)
+    assert [] in outcomes(sleep)
+    assert ["awake"] in outcomes(sleep)
