@@ -119,15 +119,13 @@ class BlockCodec(ABC):
             codes[written] = self._codes_of(part)[: written.stop - written.start]
         return data
 
-    def decode(
-        self, data: Buffer, num_elements: int, out: Float32Array | None = None
-    ) -> Float32Array:
+    def decode(self, data: Buffer, num_elements: int) -> Float32Array:
         check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         num_blocks = _num_blocks(num_elements)
         scale_bits = np.frombuffer(data, dtype="<u2", count=num_blocks).astype(np.uint16)
         self._check_scales(scale_bits)
         codes = np.frombuffer(data, dtype=np.uint8, offset=_SCALE_BYTES * num_blocks)
-        values = np.empty(num_elements, np.float32) if out is None else out
+        values = np.empty(num_elements, np.float32)
         scratch = np.zeros((min(num_blocks, _PIECE_BLOCKS), BLOCK_ELEMENTS), np.float32)
         for start in range(0, num_elements, _PIECE_ELEMENTS):
             stop = min(num_elements, start + _PIECE_ELEMENTS)

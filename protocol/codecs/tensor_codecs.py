@@ -54,16 +54,13 @@ class TensorCodec(Protocol):
             ValueError: not a vector of fp32, not finite, or above `MAGNITUDE_MAX`.
         """
 
-    def decode(
-        self, data: Buffer, num_elements: int, out: Float32Array | None = None
-    ) -> Float32Array:
-        """The `num_elements` values in `data`, written to `out` if given.
-
-        Without `out` the result may share memory with `data` and be read-only.
+    def decode(self, data: Buffer, num_elements: int) -> Float32Array:
+        """The `num_elements` values in `data`. The result may share memory with `data` and be
+        read-only.
 
         Raises:
             MalformedError: wrong length, a value that is not finite or above `MAGNITUDE_MAX`, or
-                anything else that `encode` does not write. `out` then holds no useful values.
+                anything else that `encode` does not write.
         """
 
     def check(self, data: Buffer, num_elements: int) -> None:
@@ -86,16 +83,11 @@ class Fp32Codec:
         check_to_encode(magnitude_of(values))
         return np.ascontiguousarray(values, dtype="<f4").view(np.uint8).data
 
-    def decode(
-        self, data: Buffer, num_elements: int, out: Float32Array | None = None
-    ) -> Float32Array:
+    def decode(self, data: Buffer, num_elements: int) -> Float32Array:
         check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
         check_decoded(values)
-        if out is None:
-            return values
-        np.copyto(out, values)
-        return out
+        return values
 
     def check(self, data: Buffer, num_elements: int) -> None:
         self.decode(data, num_elements)  # a view
@@ -141,11 +133,9 @@ class Fp16Codec:
             halves[piece] = values[piece] * inverse
         return data
 
-    def decode(
-        self, data: Buffer, num_elements: int, out: Float32Array | None = None
-    ) -> Float32Array:
+    def decode(self, data: Buffer, num_elements: int) -> Float32Array:
         scale, halves = self._parts(data, num_elements)
-        values = _scaled(halves, scale, out)
+        values = _scaled(halves, scale)
         check_decoded(values)
         return values
 
@@ -165,13 +155,11 @@ class Fp16Codec:
         return np.float32(scale), np.frombuffer(data, dtype="<f2", offset=_SCALE_BYTES)
 
 
-def _scaled(
-    halves: NDArray[np.float16], scale: np.float32, out: Float32Array | None = None
-) -> Float32Array:
-    """The values of halves, written to `out` if given. NaN stays NaN, for the caller to refuse."""
+def _scaled(halves: NDArray[np.float16], scale: np.float32) -> Float32Array:
+    """The values of halves. NaN stays NaN, for the caller to refuse."""
     # Of a signalling NaN, which only damage or malice writes, numpy warns otherwise.
     with np.errstate(invalid="ignore"):
-        return np.multiply(halves, scale, out=out, dtype=np.float32)
+        return np.multiply(halves, scale, dtype=np.float32)
 
 
 _SCALE_BYTES = 4

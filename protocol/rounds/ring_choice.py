@@ -218,7 +218,7 @@ class RingChoice:
         is_mended = bool(left_out) and (is_known or self._is_early(now))
         noted = [LeftOut(ring.organiser, tuple(left_out), is_mended)] if left_out else []
         hold_seconds = self._hold_until(now, is_unfair=is_unfair)
-        if not is_mended and not (hold_seconds > now and self._missing_beside(ring)):
+        if not is_mended and hold_seconds <= now:
             return noted, Follow(ring)
         if earlier is not None:
             hold_seconds = min(hold_seconds, earlier.hold_seconds)

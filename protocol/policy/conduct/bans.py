@@ -91,7 +91,7 @@ class _Conduct:
     def forgive(self, now: float) -> None:
         self.score = max(0.0, self.score - (now - self.scored_seconds) / FORGIVE_SECONDS)
         self.scored_seconds = now
-        if self.num_bans and now > self.until_seconds + FORGET_SECONDS:
+        if now > self.until_seconds + FORGET_SECONDS:
             self.num_bans = 0
 
 

@@ -52,7 +52,7 @@ class _Conduct:
 
     def forget(self, now: float) -> None:
         self.keys = {key: until for key, until in self.keys.items() if until > now}
-        if self.num_bans and now > self.until_seconds + FORGET_SECONDS:
+        if now > self.until_seconds + FORGET_SECONDS:
             self.num_bans = 0
 
 

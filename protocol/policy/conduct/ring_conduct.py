@@ -156,7 +156,7 @@ class RingConduct:
             if accuser != self._me:
                 self._sit_out(self._record(accuser), round_number)
             return
-        if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
+        if len(order) < MEMBERS_MIN or accuser == accused:
             return
         are_neighbours = _are_neighbours(order, accuser, accused)
         if is_answer and not are_neighbours:
@@ -182,7 +182,7 @@ class RingConduct:
         self, round_number: int, accuser: PeerId, accused: PeerId, num_members: int
     ) -> None:
         """A member that only `accuser` put out of a ring of so many members is at work."""
-        if num_members >= MEMBERS_MIN and accuser != self._me:
+        if num_members >= MEMBERS_MIN:
             self._record(accuser).contested.append(Mark(round_number, accused))
 
     def left_out(self, round_number: int, organiser: PeerId, peers: Collection[PeerId]) -> None:
@@ -284,7 +284,6 @@ class RingConduct:
             record.accusers.clear()
         record.sit_out.begin(round_number, at_least, is_longer=is_longer)
         record.marks.clear()
-        record.wrong.clear()
 
     def _mark(self, accused: PeerId, mark: Mark, num_members: int) -> None:
         """A member of a ring of so many is at fault, as another one says."""
@@ -295,7 +294,7 @@ class RingConduct:
         accusers = {each.accuser for each in recent}
         has_kept = any(each.lost_seconds > 0.0 for each in recent)
         was_lately = record.sit_out.was_lately(round_number)
-        known = record.accusers if was_lately else ()
+        known = record.accusers
         is_known = mark.accuser in known and 2 * len(known) < num_members
         if (
             (was_lately and not is_known)

@@ -319,7 +319,6 @@ class FollowedRing:
             if accused == self._me != author:
                 leaves = Heard(self._me, self._me, f"{ACCUSED_BY} {author}")
                 actions.append(self._accuse(self._me, leaves.reason))
-                accusations.accuse(self._me, self._me)
                 actions += accusations.contested(leaves)
             return actions
         is_alone = self._waits_if_left and self.reduce.living == (self._me,)

@@ -209,8 +209,7 @@ class RingReduce:
             if state.waiting is None or worth(mask | bit) > worth(state.waiting.mask | bit):
                 state.waiting = arrived
             return []
-        is_no_better = worth(mask | bit) <= worth(state.copy_mask)
-        if state.sum_state != "absent" and (is_no_better or state.has_all_steps):
+        if worth(mask | bit) <= worth(state.copy_mask) or state.has_all_steps:
             return []
         if not mask & bit:
             return [self._contribute(chunk, arrived)]
@@ -255,7 +254,7 @@ class RingReduce:
         if state.sum_state != "absent":
             return self._advance(chunk)
         # The members before this one may have fallen during the addition.
-        return [] if self._members.is_out else self._started(chunk)
+        return self._started(chunk)
 
     def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[RingAction]:
         """The average of a chunk was computed here."""
@@ -283,8 +282,6 @@ class RingReduce:
 
     def member_removed(self, peer: PeerId) -> list[RingAction]:
         """A member is out of this ring for good."""
-        if peer not in self.living:
-            return []
         old_successor = self.successor
         self._members.remove(peer)
         if self._members.is_out:
@@ -327,7 +324,7 @@ class RingReduce:
     def _advance(self, chunk: int) -> list[RingAction]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
         state, members = self._chunks[chunk], self._members
-        if state.copy is None or state.sum_state == "finishing" or members.is_out:
+        if state.copy is None or state.sum_state == "finishing":
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
@@ -335,7 +332,7 @@ class RingReduce:
         if is_whole and members.finishes(chunk, self._members.position):
             state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
-        if state.copy_receiver is not None and state.copy_receiver in members.living:
+        if state.copy_receiver in members.living:
             return []
         successor = members.successor
         assert successor is not None, "another living member adds to the sum, or finishes it"

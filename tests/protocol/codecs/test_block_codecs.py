@@ -177,15 +177,10 @@ def test_what_is_far_below_the_smallest_scale_is_zero(name: str) -> None:
 
 
 @each_codec
-def test_a_strided_vector_is_read_and_written(name: str) -> None:
+def test_a_strided_vector_is_read(name: str) -> None:
     values = noise(1000)
     wide = np.repeat(values, 2)
-    data = codec(name).encode(wide[::2])
-    assert bytes(data) == bytes(codec(name).encode(values))
-    out = np.zeros(2000, np.float32)
-    codec(name).decode(data, 1000, out[::2])
-    assert out[::2].tobytes() == codec(name).decode(data, 1000).tobytes()
-    assert not out[1::2].any()
+    assert bytes(codec(name).encode(wide[::2])) == bytes(codec(name).encode(values))
 
 
 def codes_of(name: str, num_elements: int, codes: Mapping[int, int]) -> bytes:

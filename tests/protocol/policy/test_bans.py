@@ -48,7 +48,18 @@ def test_repeated_offences_ban_and_the_ban_ends_by_itself() -> None:
     assert bans.is_banned(5.0 + BAN_SECONDS - 0.1, ROGUE)
     assert not bans.is_banned(5.0 + BAN_SECONDS, ROGUE)
     assert bans.num_banned(5.0 + BAN_SECONDS) == 0
-    assert bans.offence(5.0 + BAN_SECONDS, ROGUE, "forged") is None  # it begins anew
+    needed = math.ceil(BAN_SCORE / WEIGHTS["version"])
+    results = [bans.offence(5.0 + BAN_SECONDS, ROGUE, "version") for _ in range(needed)]
+    assert results == [None] * (needed - 1) + [Ban(2 * BAN_SECONDS, 2)], "it begins anew"
+
+
+def test_how_long_a_ban_still_lasts() -> None:
+    bans = Bans()
+    assert bans.seconds_left(5.0, ROGUE) == 0.0
+    offend_until_banned(bans, 5.0)
+    assert bans.seconds_left(5.0, ROGUE) == BAN_SECONDS
+    assert bans.seconds_left(4.0 + BAN_SECONDS, ROGUE) == 1.0
+    assert bans.seconds_left(6.0 + BAN_SECONDS, ROGUE) == 0.0
 
 
 def test_one_offence_never_bans_unless_it_is_proven() -> None:
@@ -103,6 +114,18 @@ def test_a_flood_of_identities_frees_no_peer_and_fills_no_table() -> None:
     assert bans.is_banned(1.0, ROGUE)
     fresh = PeerId("fresh")
     assert offences_until_banned(bans, 1.0, OTHER) < offences_until_banned(bans, 1.0, fresh)
+
+
+def test_what_is_forgiven_makes_room_for_what_is_not() -> None:
+    bans = Bans()
+    for number in range(PEERS_MAX - 1):
+        for _ in range(2):
+            bans.offence(0.0, PeerId(f"long ago {number}"), "forged")
+    now = 2 * WEIGHTS["forged"] * FORGIVE_SECONDS
+    bans.offence(now, OTHER, "forged")
+    fresh = PeerId("fresh")
+    of_fresh = offences_until_banned(bans, now, fresh)
+    assert offences_until_banned(bans, now, OTHER) < of_fresh
 
 
 @pytest.mark.parametrize("kind", [RemoteProtocolError, *RemoteProtocolError.__subclasses__()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.conduct.gossip_quota import (
     ASKER_RATE,
@@ -11,10 +13,12 @@ from gossamer.protocol.policy.conduct.gossip_quota import (
     FORWARDER_STRANGERS_RATE,
     STRANGE_ASKERS_RATE,
     STRANGERS_RATE,
+    TOTAL_BYTES_RATE,
+    TOTAL_RATE,
     AnswerQuota,
     GossipQuota,
 )
-from gossamer.protocol.policy.conduct.throttle import THROTTLES_MAX
+from gossamer.protocol.policy.conduct.throttle import THROTTLES_MAX, Rate
 
 FORWARDER = PeerId("forwarder")
 
@@ -37,6 +41,33 @@ def test_a_connected_author_that_floods_is_blamed_and_not_its_forwarder() -> Non
     assert not blamed_by(
         GossipQuota(), author, int(AUTHOR_RATE.burst) + FLOOD_MESSAGES - 1, connected=True
     )
+
+
+@pytest.mark.parametrize(("connected", "rate"), [(True, AUTHOR_RATE), (False, STRANGERS_RATE)])
+def test_what_is_over_a_rate_is_dropped(*, connected: bool, rate: Rate) -> None:
+    """Else a flood would fill every node of the run, whoever is blamed for it."""
+    quota, author = GossipQuota(), PeerId("author")
+    for now, num_taken in ((0.0, rate.burst), (1.0, rate.per_second)):
+        answers = [
+            quota.admits(now, FORWARDER, author, is_connected=connected) for _ in range(2000)
+        ]
+        assert sum(is_taken for is_taken, _ in answers) == num_taken
+
+
+def test_a_flood_is_one_offence_for_each_hundred_messages() -> None:
+    quota, author = GossipQuota(), PeerId("author")
+    blamed_by(quota, author, int(AUTHOR_RATE.burst), connected=True)
+    for _ in range(3):
+        assert not blamed_by(quota, author, FLOOD_MESSAGES - 1, connected=True)
+        assert blamed_by(quota, author, 1, connected=True) == {author}
+
+
+def test_the_messages_and_the_bytes_of_all_forwarders_are_bounded() -> None:
+    for num_messages, num_bytes in ((TOTAL_RATE.burst, 0), (0, int(TOTAL_BYTES_RATE.burst))):
+        quota = GossipQuota()
+        assert quota.total_wait_seconds(0.0, num_messages, num_bytes) == 0.0
+        waits = [quota.total_wait_seconds(now, num_messages, num_bytes) for now in (0.0, 1.0)]
+        assert 0.0 < waits[0] < waits[1] < 2 * waits[0]
 
 
 def test_an_author_whose_messages_were_dropped_now_and_then_is_not_blamed() -> None:
@@ -110,6 +141,7 @@ def test_peers_with_standing_are_answered_while_many_strangers_ask() -> None:
         if tick % 5 == 0:
             assert quota.admits(now, FORWARDER, has_standing=True), "twice a second"
     assert num_answered <= STRANGE_ASKERS_RATE.burst + 20 * STRANGE_ASKERS_RATE.per_second
+    assert num_answered > STRANGE_ASKERS_RATE.burst, "they are answered as well"
 
 
 def test_a_peer_that_asks_too_often_is_answered_again_when_it_rests() -> None:

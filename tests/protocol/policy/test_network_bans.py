@@ -50,6 +50,15 @@ def test_bans_grow_and_are_forgotten() -> None:
     assert ban_keys(bans, now + FORGET_SECONDS + 1, 200) == BAN_SECONDS
 
 
+def test_keys_that_are_banned_during_a_ban_of_their_network_do_not_lengthen_it() -> None:
+    """They were connected before, and a household could not come back for days."""
+    bans = NetworkBans()
+    ban_keys(bans, 0.0, 1)
+    assert ban_keys(bans, BAN_SECONDS / 2, 10) is None
+    assert not bans.is_banned(BAN_SECONDS, HOME)
+    assert ban_keys(bans, BAN_SECONDS, 20, KEYS_MAX - 1) is None
+
+
 def test_keys_are_forgotten() -> None:
     bans = NetworkBans()
     ban_keys(bans, 0.0, 1, KEYS_MAX - 1)

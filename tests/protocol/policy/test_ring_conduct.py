@@ -21,6 +21,7 @@ from gossamer.protocol.policy.conduct.sit_out import (
     FORGET_ROUNDS,
     SITS_OUT_ROUNDS,
     SITS_OUT_ROUNDS_MAX,
+    SitOut,
 )
 from tests.support.builders import peers
 
@@ -210,6 +211,15 @@ def test_in_small_rings_and_of_itself_no_peer_doubts_anything() -> None:
     mine.contested(1, B, C, MEMBERS_MIN - 1)
     mine.contested(1, ME, C, MEMBERS_MIN)
     assert mine.doubted(2) == frozenset()
+    mine.contested(1, B, C, MEMBERS_MIN)
+    assert mine.doubted(2) == {B}, "of C nobody knows a fault"
+
+
+def test_what_others_found_long_ago_shares_no_accusation() -> None:
+    mine = conduct()
+    mine.put_out(1, D, C, ORDER)
+    mine.contested(1 + MEMORY_ROUNDS, B, C, len(ORDER))
+    assert mine.doubted(2 + MEMORY_ROUNDS) == {B}
 
 
 def test_one_that_sat_out_is_doubted_until_that_is_forgotten() -> None:
@@ -446,6 +456,106 @@ def test_the_word_of_a_member_that_was_cut_off_makes_no_majority() -> None:
     assert not mine.sits_out(now + 2, C), "B and D have found it so before, and nobody else"
 
 
+def test_the_word_of_a_member_that_was_cut_off_hides_no_wrong_of_another_one() -> None:
+    """B accused one that is not its neighbour. It sat out on A's word, which counts no more."""
+    mine = conduct()
+    mine.put_out(1, B, D, ORDER)
+    mine.put_out(2, C, B, ORDER)
+    mine.put_out(3, A, B, ORDER)
+    assert mine.sits_out(4, B)
+    mine.put_out(3, A, ME, (A, ME), alone_of=len(ORDER))
+    assert not mine.sits_out(4, B)
+    mine.put_out(4, B, D, ORDER)
+    assert mine.sits_out(5, B), "it is the second time"
+
+
+def test_all_rings_of_a_round_in_which_a_member_was_cut_off_count_no_more() -> None:
+    mine = conduct()
+    for _ring in range(2):
+        mine.put_out(3, A, C, before(C, A), lost_seconds=9.0)
+    assert mine.suspected(4) == {C}
+    for _ring in range(MARKS_MAX):
+        mine.put_out(3, A, ME, (A, ME), alone_of=len(ORDER))
+    assert mine.suspected(4) == frozenset()
+    mine = conduct()
+    mine.put_out(1, C, B, ORDER)
+    mine.put_out(3, A, B, ORDER)
+    for _ring in range(MARKS_MAX):
+        mine.put_out(3, A, ME, (A, ME), alone_of=len(ORDER))
+    mine.put_out(4, C, B, ORDER)
+    assert not mine.sits_out(5, B), "C put it out twice, and no other one"
+
+
+def test_a_round_that_was_taken_back_is_not_the_one_that_takes_its_number() -> None:
+    mine = conduct()
+    mine.put_out(3, C, B, ORDER)
+    mine.put_out(3, A, B, ORDER)
+    mine.put_out(10, C, A, ORDER)
+    mine.put_out(10, D, B, ORDER)
+    mine.rounds_back(1)
+    mine.put_out(3, A, ME, (A, ME), alone_of=len(ORDER))
+    assert mine.sits_out(4, B), "A was cut off in another round"
+    mine = conduct()
+    mine.put_out(10, A, C, ORDER)
+    mine.rounds_back(8)
+    mine.put_out(2 + MEMORY_ROUNDS, A, C, ORDER)
+    assert not mine.sits_out(3 + MEMORY_ROUNDS, A), "the first time is long ago"
+
+
+def test_a_further_time_may_be_as_short_as_the_first_one() -> None:
+    sits_out = SitOut()
+    for now in (1, 10):
+        sits_out.begin(now)
+    assert sits_out.until == 10 + 2 * SITS_OUT_ROUNDS
+    now = sits_out.until + 1
+    sits_out.begin(now, is_longer=False)
+    assert sits_out.until == now + SITS_OUT_ROUNDS
+    sits_out.begin(now)
+    assert sits_out.until == now + 4 * SITS_OUT_ROUNDS, "which makes the next one no shorter"
+
+
+def test_only_what_a_member_says_of_the_round_in_which_it_is_alone_counts_no_more() -> None:
+    mine = conduct()
+    mine.put_out(2, ME, D, ORDER)
+    mine.put_out(3, ME, A, (ME, A), alone_of=MEMBERS_MIN)
+    assert mine.is_avoided(4, D), "that was a round before"
+    mine.put_out(4, ME, A, ORDER)
+    mine.put_out(4, B, ME, (B, ME), alone_of=MEMBERS_MIN)
+    assert mine.is_avoided(5, A), "and that was no word of B"
+    assert mine.is_avoided(4 + MEMORY_ROUNDS, A)
+    assert mine.sits_out(5, B)
+
+
+@pytest.mark.parametrize(("num_members", "is_enough"), [(6, True), (7, False)])
+def test_one_mark_is_enough_once_more_than_half_of_the_others_had_found_it_so(
+    *, num_members: int, is_enough: bool
+) -> None:
+    mine, now = conduct(), 1
+    for accusers in ((B, D), (A,)):
+        for accuser in accusers:
+            mine.put_out(now, accuser, C, before(C, accuser), num_members=num_members)
+        assert mine.sits_out(now + 1, C)
+        now += 2 * SITS_OUT_ROUNDS + 1
+        assert not mine.sits_out(now, C)
+    mine.put_out(now, B, C, ORDER, num_members=num_members)
+    assert mine.sits_out(now + 1, C) == is_enough
+
+
+def test_who_had_a_part_in_it_is_forgotten_when_a_peer_did_not_sit_out_for_long() -> None:
+    """Else what it did in all its life would make it safe from the marks of ever more members."""
+    mine, now = conduct(), 1
+    for accusers in ((B, D), (A, ELSEWHERE[0])):
+        for accuser in accusers:
+            order = before(C, accuser, [*ORDER, *ELSEWHERE])
+            mine.put_out(now, accuser, C, order, num_members=12)
+        assert mine.sits_out(now + 1, C)
+        now += SITS_OUT_ROUNDS + 1
+        assert not mine.sits_out(now, C)
+        back, now = now, now + FORGET_ROUNDS
+    mine.put_out(back, B, C, ORDER, num_members=12)
+    assert mine.sits_out(back + 1, C)
+
+
 def test_of_three_members_one_may_be_left_alone() -> None:
     """Two nodes of one machine that wakes up hear that the third one has put them out."""
     mine = conduct()
@@ -481,6 +591,9 @@ def test_a_peer_that_several_organisers_left_out_is_wronged_for_a_while() -> Non
     assert mine.wronged(3) == mine.wronged(2 + FORGET_ROUNDS) == {B}
     assert mine.unfair(3) == {C}
     assert mine.wronged(3 + FORGET_ROUNDS) == frozenset()
+    again = 2 + FORGET_ROUNDS
+    mine.left_out(again, A, [B])  # one more is enough while it is remembered
+    assert mine.wronged(again + FORGET_ROUNDS) == {B}
 
 
 def test_an_organiser_that_replaces_its_rings_in_a_second_round_sits_out() -> None:

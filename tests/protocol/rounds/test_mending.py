@@ -205,6 +205,26 @@ def test_a_roster_that_comes_when_the_gathering_ends_is_followed_at_once() -> No
     assert num_members(machine) == 3, "nobody waits for longer than an honest organiser"
 
 
+def test_a_late_roster_is_followed_whoever_is_missing_unless_its_author_is_unfair() -> None:
+    """Every wait for one that is missing would be added to that of the organiser."""
+    machine = at_work(SECOND, RoundHints(), [FIRST])
+    machine.statement(LATE, *without_victim())
+    assert num_members(machine) == 3
+    machine = at_work(FIRST, UNFAIR, [SECOND])
+    machine.statement(LATE, *without_victim())
+    assert num_members(machine) == 0
+    assert len(rosters(machine.statement(LATE + 1.0, *said(VICTIM)))) == 1
+    assert num_members(machine) == 4
+
+
+def test_a_roster_is_not_mended_any_more_once_a_preferred_ring_is_followed() -> None:
+    machine = at_work(FIRST, RoundHints(), [SECOND, VICTIM])
+    assert rosters(machine.statement(1.0, *without_victim(attempt=1))) == []
+    machine.statement(1.1, *of_members(ORGANISER, FIRST, SECOND, VICTIM))
+    assert num_members(machine) == 4
+    assert machine.tick(1.0 + MEND_STEP_SECONDS) == []
+
+
 def test_a_peer_that_dies_meanwhile_is_not_waited_for() -> None:
     machine = at_work(FIRST, RoundHints(), [SECOND])
     machine.statement(1.0, *without_victim())

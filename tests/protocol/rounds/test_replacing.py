@@ -117,3 +117,18 @@ def test_a_peer_that_is_out_of_its_ring_goes_to_another_one_at_any_time() -> Non
     said = Accusation(ring_id_of(second[0]), ME, "silent")
     machine.statement(2.0, sealed(OTHER, said), said)
     assert begun(machine.statement(2 * REPLACE_SECONDS, *first)) == 1
+
+
+def test_after_a_void_ring_a_peer_replaces_rings_anew() -> None:
+    """Else a swarm that gathers again could not agree on one of two rosters."""
+    machine = ready_machine()
+    (void,) = rosters(OTHER, 1)
+    assert begun(machine.statement(1.0, *void)) == 1
+    said = Accusation(ring_id_of(void[0]), ME, "silent")
+    machine.statement(2.0, sealed(OTHER, said), said)
+    machine.expect(2.0, [])
+    machine.expect(3.0, [ROGUE, OTHER])
+    (late,) = rosters(ROGUE, 1, attempt=3)
+    (early,) = rosters(OTHER, 1, attempt=2)
+    assert begun(machine.statement(2 * REPLACE_SECONDS, *late)) == 1
+    assert begun(machine.statement(2.9 * REPLACE_SECONDS, *early)) == 1

@@ -42,6 +42,7 @@ from gossamer.protocol.rounds.actions import (
 )
 from gossamer.protocol.rounds.commit import (
     DISAGREE_SECONDS,
+    RECONCILE_SECONDS,
     SPREAD_SECONDS,
     VOTE_SECONDS,
     Parent,
@@ -58,7 +59,12 @@ from gossamer.protocol.rounds.ring.patience import (
     SUSPECT_SECONDS,
     kept_seconds,
 )
-from gossamer.protocol.rounds.ring.ring_members import ANSWER_SECONDS, BASELESS, REPEATED
+from gossamer.protocol.rounds.ring.ring_members import (
+    ANSWER_SECONDS,
+    BASELESS,
+    FOLLOWS_ANOTHER,
+    REPEATED,
+)
 from gossamer.protocol.rounds.ring_choice import OPENED_MEMBERS_MAX
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
@@ -345,6 +351,43 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     assert of(Removed, actions) == [removed]
 
 
+def test_what_a_stranger_says_of_a_ring_is_not_answered() -> None:
+    """Identities are free, so a doubted one would have every member publish and drop out."""
+    stranger = next(peer for peer in peers(4) if peer not in MEMBERS)
+    round_, ring_id = in_ring(hints=RoundHints(doubted=frozenset({stranger})))
+    vote = Vote(ring_id, 1, digest_of(b"header"), ())
+    assert round_.statement(1.0, *accusation_of(ring_id, ME)(stranger)) == []
+    assert round_.statement(1.0, sealed(stranger, vote), vote) == []
+    assert round_.successor == NEXT
+
+
+def test_a_member_that_is_out_answers_nobody() -> None:
+    round_, ring_id = in_ring(hints=RoundHints(doubted=frozenset({NEXT})))
+    assert of(Removed, round_.statement(1.0, *accusation_of(ring_id, ME)(LAST)))
+    assert round_.statement(2.0, *accusation_of(ring_id, ME)(NEXT)) == []
+
+
+def test_a_member_stays_with_those_that_are_left_when_one_follows_another_ring() -> None:
+    """Else one roster that reaches one member would end the ring of all."""
+    round_, ring_id = in_ring()
+    left = Accusation(ring_id, NEXT, FOLLOWS_ANOTHER)
+    assert published(round_.statement(1.0, sealed(NEXT, left), left)) == []
+    assert (round_.state, round_.successor) == ("reducing", LAST)
+    left = Accusation(ring_id, LAST, FOLLOWS_ANOTHER)
+    said = published(round_.statement(2.0, sealed(LAST, left), left))
+    assert said == [Accusation(ring_id, ME, "left alone")]
+    round_, ring_id = in_ring()
+    lie = Accusation(ring_id, LAST, FOLLOWS_ANOTHER)
+    round_.statement(1.0, sealed(NEXT, lie), lie)
+    said = published(round_.ring_event(2.0, ring_id, LinkBroken(NEXT, "reset")))
+    assert Accusation(ring_id, ME, "left alone") not in said, "nobody says so of itself"
+    round_, ring_id = in_ring()
+    for peer in (NEXT, LAST):
+        stalled = Accusation(ring_id, peer, STALLED)
+        said = published(round_.statement(1.0, sealed(peer, stalled), stalled))
+    assert said == [], "they went to no other ring"
+
+
 def test_that_one_member_alone_puts_out_all_others_is_told() -> None:
     round_, ring_id = in_ring()
     actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
@@ -453,6 +496,20 @@ def test_what_a_member_repeats_is_the_word_of_the_one_that_said_it_first() -> No
         ]
 
 
+def test_two_that_were_heard_before_it_was_repeated_lie_together() -> None:
+    """One that two others accuse is not believed to be at work, and so neither of them doubted."""
+    me, honest, one, other, victim = ring_of(peers(5)).members
+    round_, ring_id = in_ring(me, peers(5))
+    for hostile in (one, other):
+        round_.statement(1.0, *accusation_of(ring_id, hostile)(honest))
+        round_.statement(1.1, *accusation_of(ring_id, victim)(hostile))
+    said = Accusation(ring_id, victim, REPEATED)
+    assert of(Removed, round_.statement(1.2, sealed(honest, said), said))
+    itself = Accusation(ring_id, victim, f"accused by {honest}")
+    assert of(Contested, round_.statement(1.3, sealed(victim, itself), itself)) == []
+    assert of(Contested, round_.statement(1.4, sealed(honest, itself), itself)) == []
+
+
 class Voting:
     """A member of a ring of five that votes at 2 s. The others may vote for another header, with
     two votes at most: more would commit the ring."""
@@ -532,6 +589,13 @@ def test_a_member_that_is_put_out_in_the_vote_contests_that_unless_it_may_be_lat
     ring = Voting()
     actions = ring.accuses(4.0, ring.accused, others=[ring.other])
     assert of(Contested, actions) == [Contested(ring.accuser, ring.accused, 5)], "two lie together"
+    ring = Voting()
+    ring.votes(3.0, ring.accuser)
+    ring.votes(3.0, ring.other)
+    ring.round.statement(4.0, *accusation_of(ring.ring_id, ring.accused)(ring.accuser))
+    itself = Accusation(ring.ring_id, ring.accused, f"accused by {ring.accuser}")
+    actions = ring.round.statement(4.0, sealed(ring.other, itself), itself)
+    assert of(Contested, actions) == [], "only the accused knows that it is at work"
 
 
 def test_a_few_votes_do_not_begin_the_vote_of_a_member_that_lacks_averages() -> None:
@@ -619,6 +683,8 @@ def test_an_accusation_is_repeated_when_its_author_falls() -> None:
     # Others may not have heard the first one, and would take mine for made up.
     mine = Accusation(ring_id, members[2], "is out")
     assert of(Publish, actions) == [Publish(*first), Publish(sealed(members[0], mine), mine)]
+    again = accusation_of(ring_id, members[1])(members[3])
+    assert round_.statement(3.0, *again) == [], "once, or gossip would have no end"
 
 
 def ticked(round_: Round, since: float, until: float) -> list[tuple[float, Action]]:
@@ -718,10 +784,11 @@ def test_patience_with_a_member_that_keeps_sums_follows_from_the_chunks() -> Non
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:
     round_, ring_id = in_ring()
-    assert round_.tick(STALL_SECONDS - 0.1) == []
+    assert ticked(round_, 0.0, STALL_SECONDS - 0.1) == []
     assert published(round_.tick(STALL_SECONDS)) == [Accusation(ring_id, ME, "stalled")]
+    ticked(round_, STALL_SECONDS, 2 * STALL_SECONDS - 0.1)
     assert round_.state == "reducing"  # the others may yet commit without me
-    round_.tick(2 * STALL_SECONDS)
+    ticked(round_, 2 * STALL_SECONDS - 0.1, 2 * STALL_SECONDS + 0.2)
     assert state_of(round_) == "gathering"
 
 
@@ -749,10 +816,14 @@ def voting(round_: Round, ring_id: Digest) -> Vote:
 def test_more_than_half_of_the_votes_commit() -> None:
     round_, ring_id = in_ring()
     vote = voting(round_, ring_id)
+    assert not round_.is_over
     other = Vote(ring_id, 1, vote.header_digest, ())
     (committed,) = round_.statement(3.0, sealed(NEXT, other), other)
     assert isinstance(committed, Committed)
     assert committed.proposal.header.digest == vote.header_digest
+    assert not round_.is_over, "the last one may lack averages"
+    round_.statement(4.0, sealed(LAST, other), other)
+    assert round_.is_over
 
 
 def test_the_silent_are_accused_one_after_the_other_and_the_survivor_commits() -> None:
@@ -796,10 +867,7 @@ def test_a_better_average_is_computed_and_voted_for_again() -> None:
 def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
     first = voting(round_, ring_id)
-    better = min((b"a", b"b", b"c", b"d"), key=digest_of)
-    assert digest_of(better) < digest_of(b"f")
-    average = Average(0b111, digest_of(better), 2, better)
-    received = round_.ring_event(3.0, ring_id, AverageArrived(LAST, 0, average))
+    received = round_.ring_event(3.0, ring_id, AverageArrived(LAST, 0, better_average()))
     (compute,) = of(Compute, received)
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
@@ -809,6 +877,65 @@ def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> No
     assert isinstance(vote, Vote)
     assert vote.sequence == 2
     assert vote.header_digest != first.header_digest
+
+
+def better_average() -> Average:
+    """An average of all members that is better than that of `voting`."""
+    payload = min((b"a", b"b", b"c", b"d"), key=digest_of)
+    assert digest_of(payload) < digest_of(b"f")
+    return Average(0b111, digest_of(payload), 2, payload)
+
+
+def test_while_a_better_average_is_computed_the_header_before_is_not_committed() -> None:
+    """The state of that header is not at hand any more."""
+    round_, ring_id = in_ring()
+    vote = voting(round_, ring_id)
+    assert of(Compute, round_.ring_event(3.0, ring_id, AverageArrived(LAST, 0, better_average())))
+    other = Vote(ring_id, 1, vote.header_digest, ())
+    for member in (NEXT, LAST):
+        assert round_.statement(4.0, sealed(member, other), other) == []
+    assert round_.state == "computing"
+
+
+def test_after_its_commit_a_member_says_who_is_out_and_leaves_nothing() -> None:
+    """Members that have yet to commit go on without that one."""
+    round_, ring_id = in_ring()
+    vote = voting(round_, ring_id)
+    other = Vote(ring_id, 1, vote.header_digest, ())
+    assert of(Committed, round_.statement(3.0, sealed(NEXT, other), other))
+    reset = LinkBroken(NEXT, "reset")
+    actions = round_.ring_event(4.0, ring_id, reset)
+    assert [type(each) for each in actions] == [Publish, Removed]
+    left = Accusation(ring_id, LAST, FOLLOWS_ANOTHER)
+    assert published(round_.statement(5.0, sealed(LAST, left), left)) == []
+    assert round_.state == "committed"
+    assert round_.tick(99.0) == []
+
+
+def test_what_was_computed_for_a_ring_that_put_this_peer_out_is_no_vote() -> None:
+    round_, ring_id = in_ring()
+    average = Average(0b111, digest_of(b"f"), 2, b"f")
+    (compute,) = of(Compute, round_.ring_event(1.0, ring_id, AverageArrived(LAST, 0, average)))
+    assert isinstance(compute, Compute)
+    round_.statement(2.0, *accusation_of(ring_id, ME)(NEXT))
+    done = Computed(compute.generation, digest_of(b"state"))
+    assert round_.ring_event(3.0, ring_id, done) == []
+    out, ring_id = in_ring()
+    out.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    assert out.ring_event(2.0, ring_id, AverageArrived(LAST, 0, average)) == []
+
+
+def test_a_successor_that_votes_for_another_header_gets_the_averages_once_more() -> None:
+    """Two members whose averages differ would wait for each other for a minute else, and one of
+    them would be put out."""
+    round_, ring_id = in_ring()
+    voting(round_, ring_id)
+    other = Vote(ring_id, 1, digest_of(b"another"), ())
+    round_.statement(3.0, sealed(NEXT, other), other)
+    assert round_.tick(3.0 + RECONCILE_SECONDS - 0.1) == []
+    (send,) = round_.tick(3.0 + RECONCILE_SECONDS)
+    assert send == Send(NEXT, 0, 0b111, 2, b"f", digest_of(b"f"))
+    assert round_.tick(4.0 + RECONCILE_SECONDS) == []
 
 
 def test_the_commit_of_my_header_ends_the_round() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.protocol.rounds.ring.ring_members import Accusations
+from gossamer.protocol.rounds.ring.ring_members import REPEATED, Accusations, Heard
 from tests.support.builders import peers
 
 A, B, C, D = MEMBERS = peers(4)
@@ -61,6 +61,18 @@ def test_a_self_accusation_needs_no_repeating_and_a_member_that_is_out_repeats_n
     assert seen.to_repeat() == [D]
     seen.accuse(A, A)
     assert seen.to_repeat() == []
+
+
+def test_whose_word_it_is_that_a_member_is_out() -> None:
+    """The one whose word it is answers for it: others doubt its next words, or avoid it."""
+    seen = Accusations(MEMBERS, A)
+    seen.accuse(C, C)
+    seen.accuse(C, B)  # does not count, because C is out
+    own, repeated = Heard(D, B, "reset"), Heard(D, B, REPEATED)
+    assert seen.word_of(own) == own, "it has seen that itself"
+    assert seen.word_of(repeated) == Heard(C, B, REPEATED)
+    of_another = Heard(B, D, REPEATED)
+    assert seen.word_of(of_another) == of_another, "of D nobody else said anything"
 
 
 @st.composite

@@ -45,6 +45,33 @@ def test_two_doubted_members_may_answer_each_other() -> None:
     assert doubts.heard(2.0, ANSWER) == [Heard(B, A, BASELESS, "reset"), ACCUSATION]
 
 
+@pytest.mark.parametrize("reason", ["reset", BASELESS])
+def test_a_doubted_member_makes_no_answer_of_its_word_by_the_reason_that_it_gives(
+    reason: str,
+) -> None:
+    """An answer puts its author's accuser out: a hostile member would say its first word so."""
+    doubts, first = Doubts({A}), Heard(A, B, BASELESS)
+    assert doubts.heard(1.0, first) == []
+    plain = Heard(B, A, reason)
+    counted = doubts.heard(2.0, plain)
+    assert (counted[0].author, counted[0].accused) == (B, A), "that of the other one comes first"
+    assert counted == ([plain] if reason == "reset" else [Heard(B, A, BASELESS, BASELESS), first])
+    doubts = Doubts({A})
+    assert doubts.heard(1.0, ANSWER) == []
+    assert doubts.heard(2.0, first) == [Heard(B, A, BASELESS, BASELESS), first]
+
+
+def test_only_an_answer_is_one() -> None:
+    """What a member found itself is no answer, and a mark of another kind."""
+    mine = Heard(B, A, "timeout")
+    doubts = Doubts({A})
+    assert doubts.heard(1.0, ACCUSATION) == []
+    assert doubts.heard(2.0, mine) == [mine]
+    doubts = Doubts({A, B})
+    assert doubts.heard(1.0, mine) == doubts.heard(1.0, ACCUSATION) == []
+    assert doubts.due(1.0 + ANSWER_SECONDS) == [mine, ACCUSATION]
+
+
 def test_an_answer_to_nothing_is_an_accusation_like_any_other() -> None:
     doubts = Doubts({A})
     assert doubts.heard(1.0, ANSWER) == []

@@ -142,6 +142,11 @@ def test_an_average_goes_neither_to_its_finisher_nor_back_to_its_sender() -> Non
     assert average(ring, 0, 0, 0b1111, finisher=2) == []
     pair = reducing([A, B], B, 1)
     assert pair.average_received(A, 0, Average(0b11, digest_of(b"f"), 0, b"f")) == []
+    assert average(member(2), 1, 0, 0b1111) == [], "D, which comes next, made it"
+    ring = member(0)
+    ring.member_removed(C)
+    ring.member_removed(D)
+    assert average(ring, 1, 0, 0b1111) == [], "B sent what D had made"
 
 
 def test_after_the_average_a_partial_sum_is_of_no_use() -> None:
@@ -209,6 +214,20 @@ def test_a_sum_that_lacks_nobody_counts_the_members_up_to_its_finisher() -> None
     assert ring.fewest_missing() == 2
     ring.member_removed(C)
     assert ring.fewest_missing() == 1
+
+
+def test_of_several_sums_that_do_not_come_back_the_fullest_counts() -> None:
+    """The member before the one that keeps them accuses first, and accuses the right one."""
+    ring = member(1)
+    ring.start()
+    ring.contributed(1, b"mine")
+    assert ring.fewest_missing() == 3
+    take_partial_sum(ring, 0, 0, 0b0001)
+    assert ring.fewest_missing() == 2
+    average(ring, 0, 0, 0b1111)
+    assert ring.fewest_missing() == 3, "that one came back"
+    assert ring.inventory().chunks[0] == Held(0, (0b1111, digest_of(b"f"))), "nor is it kept"
+    assert (ring.average_of(0), ring.average_of(1)) == (b"f", None)
 
 
 def contradictions(

@@ -10,7 +10,13 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.conduct.equivocation import open_equivocation
 from gossamer.protocol.rounds.actions import Contradicted, Signer
-from gossamer.protocol.rounds.inventory import Average, SignedDigest
+from gossamer.protocol.rounds.inventory import (
+    NO_DIGEST,
+    ArrivedSum,
+    Average,
+    SignedDigest,
+    SumStep,
+)
 from gossamer.protocol.rounds.ring.ring_signatures import SignedAverages
 from gossamer.protocol.rounds.roster import Ring
 from tests.support.builders import RUN_ID, peers, ring_of, sign_as, verify
@@ -76,6 +82,38 @@ def test_where_records_are_signed_averages_are_not() -> None:
     averages.check(5, average(0b111, 1, DIGEST, b""))
     with pytest.raises(MalformedError):
         averages.check(5, average(0b111, 1, DIGEST, bytes(64)))
+
+
+def test_a_partial_sum_is_worth_its_senders_signature() -> None:
+    """An audit names the member that signed what it should not have: nobody else can be named."""
+    sender, me = RING.members[1:]
+    signature = averages_of(sender).sign_sum(5, 0b011, DIGEST)
+    came = ArrivedSum(sender, 0b011, b"sum", DIGEST, signature)
+    averages_of(me).check_sum(5, came)
+    other = digest_of(b"another sum")
+    for chunk, wrong in (
+        (4, came),
+        (5, came._replace(sender=me)),
+        (5, came._replace(mask=0b001)),
+        (5, came._replace(digest=other)),
+        (5, came._replace(signature=b"")),
+        (5, came._replace(signature=averages_of(sender).sign(5, 0b011, DIGEST))),
+    ):
+        with pytest.raises(ForgedError):
+            averages_of(me).check_sum(chunk, wrong)
+    began = SumStep(None, 0, NO_DIGEST, b"", DIGEST)
+    for unknown in (came._replace(sender=peers(4)[3]), came._replace(mask=0b1011), began):
+        with pytest.raises(MalformedError):
+            averages_of(me).check_sum(5, unknown)
+
+
+def test_where_records_are_signed_partial_sums_are_not() -> None:
+    sender, me = (averages_of(peer, trust="open") for peer in RING.members[1:])
+    assert sender.sign_sum(5, 0b011, DIGEST) == b""
+    came = ArrivedSum(RING.members[1], 0b011, b"sum", DIGEST)
+    me.check_sum(5, came)
+    with pytest.raises(MalformedError):
+        me.check_sum(5, came._replace(signature=bytes(64)))
 
 
 def test_two_signatures_of_one_member_are_a_proof_for_everybody() -> None:
