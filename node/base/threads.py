@@ -7,9 +7,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 import trio
+
+from gossamer.trainer.ipc.control_groups import ROOT, group_cores
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -53,17 +56,21 @@ async def run_abandonable(
     return await _run_abandonable(function, abandon_on_cancel=True, limiter=limiter)
 
 
-def num_usable_cores() -> int:
-    """Returns the logical cores that this process may use, by its affinity; at least 1."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def num_usable_cores(root: Path = ROOT) -> int:
+    """Returns the logical cores that this process may use, at least 1: by its affinity, and by the
+    quota of its container or job.
+
+    Threads beyond a quota use it up sooner, and then stand still together.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(cores, group_cores(root) or cores)
 
 
 def num_piece_threads(num_elements: int) -> int:
     """Returns the threads for elementwise work on a vector: one where it is small, because they
     take some 0.1 ms to start."""
-    return max(1, min(num_usable_cores(), PIECE_THREADS_MAX, num_elements // PIECE_ELEMENTS))
+    wanted = min(PIECE_THREADS_MAX, num_elements // PIECE_ELEMENTS)
+    return min(wanted, num_usable_cores()) if wanted > 1 else 1
 
 
 def map_pieces(

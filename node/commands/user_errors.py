@@ -52,6 +52,10 @@ _MISTAKES = (
 """Errors of the system that a wrong path or missing rights cause. Others are the disk's, which may
 be mended."""
 
+_WRONG_NAMES = (errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of a path that no second try mends, whatever the command wanted of it. With others a file
+may be there, or be readable, in a while: a disk that is not mounted yet."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _PROCESSES = (
@@ -65,6 +69,7 @@ _ADVICE = {
     errno.EAGAIN: f". {_PROCESSES}",
     errno.EFBIG: ". Raise the limit of the size of files (`ulimit -f unlimited`)",
     errno.EMFILE: ". Raise the limit of open files (`ulimit -n 1024`)",
+    errno.ENAMETOOLONG: ". Name a shorter path",
     errno.ENOMEM: ". Stop what else uses the memory, or take a smaller model",
 }
 """What to do, where the system's own words do not say it."""
@@ -110,6 +115,8 @@ def is_of_output(error: Exception) -> bool:
 def exit_status(error: Exception) -> int:
     """Returns the status with which the program ends: 2 if the same command would fail again until
     somebody changes something, so that a service manager does not start it again."""
+    if isinstance(error, OSError) and error.errno in _WRONG_NAMES:
+        return 2
     if not _lasts(error):
         return 1
     cause = error.__cause__

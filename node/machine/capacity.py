@@ -25,7 +25,7 @@ import psutil
 from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
-from gossamer.trainer.ipc.control_groups import ROOT, group_cores, group_memory
+from gossamer.trainer.ipc.control_groups import ROOT, group_memory
 from gossamer.trainer.resources.device_names import (
     ALL,
     DEVICES_MAX,
@@ -84,7 +84,7 @@ def measure_capacity(device: str, gpus: list[Gpu], name: str = "") -> Capacity:
         device_kind=kind,
         device_memory_bytes=memory,
         host_memory_bytes=host_memory,
-        cores=num_cores(),
+        cores=num_usable_cores(),
         tokens_per_second=0.0,
         bandwidth_bytes_per_second=0.0,
     )
@@ -242,13 +242,6 @@ def free_memory_bytes(root: Path = ROOT) -> int:
 def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
     """Returns whether the trainer's vectors lie in host memory, as far as the settings say."""
     return measure_capacity(device, gpus).device_kind in _ON_HOST
-
-
-def num_cores(root: Path = ROOT) -> int:
-    """Logical cores that this process may use (affinity, and the quota of the container or job), at
-    least 1."""
-    available = num_usable_cores()
-    return min(available, group_cores(root) or available)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -82,6 +82,8 @@ class TrainerClient:
         self.failure: str | None = None
         self._configure = configuration_of(manifest, settings, self._vectors, optimizer_path)
         self._frozen = partial(frozen_paths, manifest, settings)
+        self._device = settings.device
+        """The device that the newest worker took; before it said so, the owner's choice."""
         self.is_up = False
         self._changed = trio.Event()
         """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
@@ -143,8 +145,7 @@ class TrainerClient:
         self._resumed = trio.Event()
         self.failure = (
             f"{exit_.description}. It was started {self._failures} times in a row and did "
-            "not finish a round. `gossamer doctor` checks the device, --device cpu trains without "
-            "it, `gossamer resume` tries again"
+            f"not finish a round. {exit_.remedies(self._device)}"
         )
         self._set(is_up=False)
 
@@ -184,6 +185,7 @@ class TrainerClient:
                 case messages.Configured():
                     self.lives += 1
                     self.loaded_momentum = event.momentum
+                    self._device = event.device
                     listener.configured(event)
                     if event.problem:
                         log.warning(event.problem)

@@ -59,6 +59,25 @@ class TrainerExit:
         last = f": {self.stderr[-1]}" if self.code and self.stderr else ""
         return f"the trainer exited with code {self.code}{last}"
 
+    def remedies(self, device: str) -> str:
+        """Returns what to do about a trainer that ends so each time, for people.
+
+        Args:
+            device: the device that it trained on, or that it was to take.
+        """
+        on_host = device == "cpu"
+        if self._lacked_memory:
+            smaller = ", and so does --micro-batch 1" if on_host else ""
+            return f"A run with a smaller model takes less{smaller}. `gossamer resume` tries again"
+        without = "" if on_host else ", --device cpu trains without it"
+        return f"`gossamer doctor` checks the device{without}, `gossamer resume` tries again"
+
+    @property
+    def _lacked_memory(self) -> bool:
+        """Whether the system had too little memory for it, as far as anything tells."""
+        is_killed = self.signal == signal.SIGKILL and not (self.hung or self.failure)
+        return is_killed and self.out_of_memory is not False
+
     @property
     def _ended_by(self) -> str:
         assert self.signal is not None

@@ -89,6 +89,8 @@ class BlockStore(BlockIndex):
         """Bytes of pinned blocks for which there is room beside the quota: what every node of the
         run has to have for good."""
         self.verify_failures = 0
+        self.has_lost = False
+        """Whether blocks were forgotten, since `find_again`, because their files were gone."""
         self._moving = threading.Lock()
         """Lock that is held while one file of a block is renamed or removed and the index follows.
         It is held for one file at a time, so a small block that the event loop puts waits for one
@@ -227,6 +229,7 @@ class BlockStore(BlockIndex):
         """Finds blocks that were forgotten because the disk did not have them, and that it has
         again. They count as the least recently used ones, and are checked when they are read. It
         blocks for as long as the disk needs."""
+        self.has_lost = False
         for path, digest, status in files_under(self.root):
             with self._moving:
                 if 0 < status.st_size <= limits.BLOCK_BYTES_MAX and os.path.exists(path):
@@ -273,9 +276,12 @@ class BlockStore(BlockIndex):
                 rest = memoryview(data).cast("B")
                 while rest:
                     rest = rest[file.write(rest) :]
-            target.parent.mkdir(exist_ok=True)
             with self._moving:
-                os.replace(temporary, target)
+                try:
+                    os.replace(temporary, target)
+                except FileNotFoundError:  # the first block in this folder
+                    target.parent.mkdir(exist_ok=True)
+                    os.replace(temporary, target)
                 self._add(digest, num_bytes)
         except BaseException:
             remove_quietly(temporary)
@@ -315,7 +321,9 @@ class BlockStore(BlockIndex):
         with self._moving:
             if os.path.exists(self.path(digest)):
                 return False
-            return self._forget(digest) is not None
+            num_bytes = self._forget(digest)
+            self.has_lost = self.has_lost or num_bytes is not None
+            return num_bytes is not None
 
     def _open(self, digest: Digest) -> BinaryIO:
         """Opens the file, which is not checked yet."""

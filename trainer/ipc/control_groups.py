@@ -4,6 +4,10 @@ A container is such a group, and so are a service of systemd and a job of a clus
 other groups, and the least limit of all of them holds. Version 2 has one tree of groups. Version 1,
 which clusters still have, has a tree for memory and another one for processor time.
 
+A group may have a second limit of memory (`memory.high` of version 2, `MemoryHigh=` of a service).
+What lies above it is not refused, but the processes are slowed down until they crawl, so it counts
+like the other.
+
 A container sees its own group at the top of the tree. With version 1 the kernel names it by a path
 of the host all the same, which is not there.
 """
@@ -40,6 +44,7 @@ def group_memory(root: Path = ROOT) -> GroupMemory | None:
         _memory_of(folder, *names)
         for controller, names in (
             ("", ("memory.max", "memory.current", "")),
+            ("", ("memory.high", "memory.current", "")),
             ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")),
         )
         for folder in _groups(root, controller)
@@ -83,6 +88,18 @@ def group_cores(root: Path = ROOT) -> int | None:
         if len(quota) == 2 and all(number.isdigit() and int(number) for number in quota)
     ]
     return min(cores, default=None)
+
+
+def group_processes(root: Path = ROOT) -> int | None:
+    """Returns how many more processes and threads the groups of this process may have; None without
+    a limit."""
+    free = []
+    for controller in ("", "pids"):
+        for folder in _groups(root, controller):
+            most, present = _number(folder / "pids.max"), _number(folder / "pids.current")
+            if most is not None:
+                free.append(max(0, most - (present or 0)))
+    return min(free, default=None)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

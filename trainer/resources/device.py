@@ -171,7 +171,7 @@ class Device:
         if self.torch_device.type == "cpu":
             return (
                 "stop what else uses this machine's memory, keep moments in less (--moments 8bit), "
-                "or train on one with more"
+                "take a run with a smaller model, or train on one with more"
             )
         return (
             "stop what else uses the device, keep moments in less (--moments 8bit), take one with "

@@ -24,13 +24,13 @@ class StatePlace:
 
     def problem(self) -> str:
         """Returns why the state directory is gone; empty if it is there. Blocks that were missing
-        meanwhile are found again."""
+        meanwhile are found again, also where they were away between two looks."""
         try:
             self._state_dir.require_ours()
         except DiskError as error:
             self._was_gone = True
             return str(error)
-        if self._was_gone:
+        if self._was_gone or self._store.has_lost:
             with contextlib.suppress(OSError):  # it has gone again
                 self._store.find_again()
                 self._was_gone = False

@@ -22,6 +22,7 @@ from gossamer.node.base.address_text import (
 from gossamer.node.base.settings.owner_limits import with_limits
 from gossamer.node.base.settings.settings import ConfigError, Settings
 from gossamer.node.base.terminal.units import format_bytes
+from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.commands.machine.pause_checks import check_pauses
 from gossamer.node.commands.machine.reach_check import check_reach_of_idle
 from gossamer.node.commands.machine.state_checks import (
@@ -35,6 +36,7 @@ from gossamer.node.machine.capacity import host_memory_bytes
 from gossamer.node.storage.disk_use import existing_parent
 from gossamer.node.storage.owner_orders import read_limits
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.trainer.ipc.control_groups import group_processes
 
 _SEED_SECONDS_MAX = 8.0
 # State, optimiser and log of a small preset. With less, the first checkpoint may fail.
@@ -46,6 +48,11 @@ _CLOCK_UNIX_SECONDS_MIN = 1_767_225_600  # 2026-01-01
 # A clock that is set by the network goes back only by seconds.
 _CLOCK_BACK_SECONDS_MAX = 600
 _FILES_MIN = 1024
+# On two cores the daemon has 35 threads and the trainer 6, and more for a moment: the daemon while
+# it reads blocks, the trainer while it measures.
+_PROCESSES_MIN = 64
+# One of the daemon at a vector, and one of torch.
+_PROCESSES_A_CORE = 2
 _MULTISTREAM = b"\x13/multistream/1.0.0\n"
 
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -65,6 +72,8 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield check_disk(settings)
     yield from check_ports(settings, running)
     yield check_files()
+    if not running:  # else the node's own count as well
+        yield check_processes(group_processes(), _processes_of_user_max(), num_usable_cores())
     yield check_congestion_control()
     reach = check_reach(state_dir) if running else check_reach_of_idle(settings, address)
     if reach is not None:
@@ -149,6 +158,36 @@ def check_files() -> Check:
     if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
         return Check("files", "warn", f"{soft} open files at most", f"ulimit -n {_FILES_MIN}")
     return Check("files", "ok", "no tight limit of open files")
+
+
+def check_processes(num_free: int | None, soft: int, num_cores: int) -> Check:
+    """Checks whether the system lets a node start its processes and threads.
+
+    Args:
+        num_free: what the groups of this process may still have; None without a limit.
+        soft: limit of all processes and threads of this user; -1 for none.
+    """
+    wanted = _PROCESSES_MIN + _PROCESSES_A_CORE * num_cores
+    if num_free is not None and num_free < wanted:
+        return Check(
+            "processes",
+            "warn",
+            f"this container, service or job may have {num_free} more processes and threads",
+            f"A node needs some {wanted}: raise --pids-limit of a container or TasksMax= of a "
+            "service",
+        )
+    if 0 <= soft < wanted:
+        text = f"{soft} processes and threads of this user at most"
+        return Check("processes", "warn", text, f"A node needs some {wanted}: ulimit -u 1024")
+    return Check("processes", "ok", "no tight limit of processes")
+
+
+def _processes_of_user_max() -> int:
+    """Returns the limit of this user's processes and threads; -1 for none, as for root."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return -1 if os.geteuid() == 0 or soft == resource.RLIM_INFINITY else soft
 
 
 def check_congestion_control(allowed: Path = _CONGESTION_CONTROLS) -> Check:

@@ -8,6 +8,7 @@ nothing else.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -52,6 +53,10 @@ IDLE_SECONDS = 60.0
 
 SEND_SECONDS = 120.0
 """Longest time for sending one whole block: a little longer than a fetching side waits."""
+
+TELL_SECONDS = 60.0
+"""Time between two warnings of blocks that the disk does not give: a disk that fails does not give
+one block after another."""
 
 # Threads that check blocks for serving: the disk and two cores are busy with less.
 _CHECKING_THREADS = 2
@@ -98,6 +103,9 @@ class BlockService:
         """Returns whether no blocks are to be moved now: the owner's line is metered."""
         self._places = StreamPlaces(STREAMS_MAX)
         self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
+        self._num_useless = 0
+        """Blocks of no use on the disk since the newest warning of them."""
+        self._warned_seconds = -math.inf
         self._fetch_numbers = itertools.count()
         # Blocks that one of our fetches is getting; the event is set when it is done with them.
         self._fetching: dict[Digest, trio.Event] = {}
@@ -155,6 +163,7 @@ class BlockService:
         """
         wanted = list(dict.fromkeys(digests))
         await self.fetch(wanted, sources, passes=passes)
+        problems: list[BlockError] = []
         for digest in wanted:
             try:
                 size = self._store.size(digest) or 0
@@ -162,8 +171,30 @@ class BlockService:
                     size, partial(self._store.check, digest), limiter=self._checking
                 )
             except BlockError as error:
-                _log.warning("a block on disk is of no use", problem=str(error))
+                problems.append(error)
+        if problems:
+            await self._tell_useless(problems)
         await self.fetch(wanted, sources, passes=passes)
+
+    async def _tell_useless(self, problems: Sequence[BlockError]) -> None:
+        """Logs the blocks that the disk did not give, in one line with their number.
+
+        Where one is gone, the disk may be: all that are gone are forgotten at once. Otherwise each
+        would be found missing when it is wanted.
+        """
+        self._num_useless += len(problems)
+        if any(isinstance(problem, MissingBlockError) for problem in problems):
+            self._num_useless += await read_or_write(
+                self._store.used_bytes(), self._store.forget_lost, limiter=self._checking
+            )
+        if trio.current_time() < self._warned_seconds + TELL_SECONDS:
+            return
+        _log.warning(
+            "blocks on disk are of no use: check the disk. They are fetched again from peers",
+            blocks=self._num_useless,
+            first_problem=str(problems[0]),
+        )
+        self._num_useless, self._warned_seconds = 0, trio.current_time()
 
     async def is_at(self, peer_id: PeerId, digest: Digest) -> bool:
         """Asks a peer for a block, and hangs up when the answer begins.

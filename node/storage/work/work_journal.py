@@ -136,8 +136,8 @@ def encoded(header: FileHeader, vector: FloatVector | None) -> tuple[bytes, memo
 
 def _hasher(num_elements: int) -> blake3:
     """Returns a hasher for a vector of that length. Several threads look after a large one."""
-    threads = min(num_usable_cores(), _HASH_THREADS_MAX, num_elements // _HASH_THREAD_ELEMENTS)
-    return blake3(max_threads=max(threads, 1))
+    wanted = min(_HASH_THREADS_MAX, num_elements // _HASH_THREAD_ELEMENTS)
+    return blake3(max_threads=min(wanted, num_usable_cores()) if wanted > 1 else 1)
 
 
 def write_with_digest(

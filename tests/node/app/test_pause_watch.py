@@ -71,6 +71,25 @@ def test_a_state_directory_that_is_gone_pauses_until_it_is_back(tmp_path: Path) 
         assert store.get(digest) == b"text to train on"
 
 
+def test_a_disk_that_is_away_between_two_looks_leaves_no_block_forgotten(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path / "state")
+    with state_dir.locked():
+        store = BlockStore(state_dir.blocks_path, 1000)
+        place = StatePlace(state_dir, store)
+        digest = store.put(b"text to train on")
+        assert place.problem() == ""
+        store.root.rename(tmp_path / "away")
+        assert store.forget_lost() == 1
+        (tmp_path / "away").rename(store.root)
+        assert store.missing([digest]) == [digest]
+        assert place.problem() == ""
+        assert store.get(digest) == b"text to train on"
+        store.path(digest).unlink()
+        assert store.forget_lost() == 1
+        assert place.problem() == ""
+        assert not store.has_lost, "what is gone for good is not looked for each time"
+
+
 def test_rules_that_change_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause_watch, "LOOK_SECONDS", 3600.0)
     use = MachineUse(is_on_battery=lambda: None)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gossamer.node.base import threads
-from gossamer.node.base.threads import PIECE_ELEMENTS, map_pieces, num_piece_threads
+from gossamer.node.base.threads import (
+    PIECE_ELEMENTS,
+    map_pieces,
+    num_piece_threads,
+    num_usable_cores,
+)
+from gossamer.trainer.ipc.control_groups import group_cores
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
@@ -69,3 +76,20 @@ def test_small_vectors_have_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_piece_threads(10**9) == threads.PIECE_THREADS_MAX
     monkeypatch.setattr(threads, "num_usable_cores", lambda: 2)
     assert num_piece_threads(10**9) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("250000 100000", 2), ("50000 100000", 1), ("6400000 100000", 8), ("max 100000", 8)],
+)
+def test_a_container_has_no_more_threads_at_a_vector_than_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text(f"{limit}\n")
+    assert num_usable_cores(tmp_path) == cores
+    monkeypatch.setattr(threads, "group_cores", lambda _: group_cores(tmp_path))
+    assert num_piece_threads(10**9) == cores

@@ -46,6 +46,26 @@ def port_that_says(answer: bytes) -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("num_free", "soft", "num_cores", "level", "advice"),
+    [
+        (None, -1, 64, "ok", ""),
+        (24, -1, 2, "warn", "A node needs some 68: raise --pids-limit"),
+        (68, 4096, 2, "ok", ""),
+        (68, 4096, 16, "warn", "TasksMax="),
+        (None, 24, 2, "warn", "ulimit -u"),
+        (4096, 0, 2, "warn", "ulimit -u"),
+    ],
+)
+def test_a_small_limit_of_processes(
+    num_free: int | None, soft: int, num_cores: int, level: str, advice: str
+) -> None:
+    """The node would run for a while, until it needs one thread more."""
+    check = machine_checks.check_processes(num_free, soft, num_cores)
+    assert (check.level, check.name) == (level, "processes")
+    assert advice in check.advice
+
+
 def test_a_healthy_machine(tmp_path: Path) -> None:
     settings = Settings(
         state_dir=tmp_path / "new",

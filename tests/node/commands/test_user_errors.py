@@ -15,6 +15,7 @@ import pytest
 from gossamer.node.app.http.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError, disk_error
 from gossamer.node.base.settings.settings import ConfigError
+from gossamer.node.cli import run_command
 from gossamer.node.commands import user_errors
 from gossamer.node.commands.daemon.join import only_run
 from gossamer.node.commands.user_errors import exit_status, explain
@@ -124,6 +125,15 @@ def test_a_limit_of_the_system_is_told_with_what_to_do(number: int, advice: str)
     assert os.strerror(number) in told
     assert advice in told
     assert "Errno" not in told
+
+
+def test_a_path_that_is_too_long_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error is Python's own, from whatever looks at the path first."""
+    assert run_command(["start", "--state-dir", f"/tmp/{'x' * 300}", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert "File name too long. Name a shorter path" in " ".join(told.split())
+    assert exit_status(OSError(errno.ELOOP, os.strerror(errno.ELOOP), "link")) == 2
+    assert exit_status(OSError(errno.ENOENT, os.strerror(errno.ENOENT), "file")) == 1
 
 
 def test_a_file_beyond_the_limit_of_its_size_is_no_broken_disk(tmp_path: Path) -> None:

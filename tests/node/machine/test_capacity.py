@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gossamer.node.base.threads import num_usable_cores
 from gossamer.node.machine import capacity
 from gossamer.node.machine.capacity import (
     cpu_name,
@@ -15,7 +16,6 @@ from gossamer.node.machine.capacity import (
     devices_of,
     host_memory_bytes,
     measure_capacity,
-    num_cores,
     torch_has_cuda,
     torch_has_rocm,
     training_gpus,
@@ -271,11 +271,11 @@ def test_limits_of_a_container_count(tmp_path: Path) -> None:
     (group / "memory.max").write_text("1000000\n")
     (group / "cpu.max").write_text("150000 100000\n")
     assert host_memory_bytes(tmp_path) == 1_000_000
-    assert num_cores(tmp_path) == 1
+    assert num_usable_cores(tmp_path) == 1
     (group / "memory.max").write_text("max\n")
     (group / "cpu.max").write_text("max 100000\n")
     assert host_memory_bytes(tmp_path) == host_memory_bytes(tmp_path / "none") > 1_000_000
-    assert num_cores(tmp_path) == num_cores(tmp_path / "none")
+    assert num_usable_cores(tmp_path) == num_usable_cores(tmp_path / "none")
 
 
 def test_the_name_of_the_cpu(tmp_path: Path) -> None:

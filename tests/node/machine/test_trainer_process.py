@@ -400,6 +400,25 @@ def test_what_is_said_of_an_end(exit_: TrainerExit, words: str) -> None:
     assert words in exit_.description
 
 
+@pytest.mark.parametrize(
+    ("exit_", "device", "advises"),
+    [
+        (exit_with(signal=9, out_of_memory=True), "cpu", "smaller model takes less, and so does"),
+        (exit_with(signal=9, out_of_memory=None), "auto", "smaller model takes less. "),
+        (exit_with(signal=9, out_of_memory=False), "cpu", "doctor` checks the device, `gossamer"),
+        (exit_with(code=1, failure="no step"), "cpu", "doctor` checks the device, `gossamer"),
+        (exit_with(signal=11), "cuda:0", "--device cpu trains without it"),
+    ],
+)
+def test_what_is_advised_against_an_end(exit_: TrainerExit, device: str, advises: str) -> None:
+    """A CPU without memory is no reason to train on the CPU."""
+    told = exit_.remedies(device)
+    assert advises in told
+    assert ("--micro-batch 1" in told) == (device == "cpu" and exit_.out_of_memory is True)
+    assert ("--device cpu" in told) == (device == "cuda:0")
+    assert told.endswith("`gossamer resume` tries again")
+
+
 def test_kills_by_the_kernel_are_counted_where_it_says(tmp_path: Path) -> None:
     known = trainer_exit.kernel_memory_kills()
     assert known is None or known >= 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
+import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskFullError
@@ -24,6 +25,7 @@ from gossamer.node.peers.blocks.block_exchange import (
     IDLE_SECONDS,
     SEND_SECONDS,
     STREAMS_PER_PEER_MAX,
+    TELL_SECONDS,
     BlockService,
     FetchError,
 )
@@ -772,6 +774,46 @@ def test_a_block_damaged_on_the_servers_disk_is_not_found_there(tmp_path: Path) 
             await here.fetch(blocks)
             assert here.has(blocks)
             assert here.offences == []
+
+    run(main)
+
+
+def test_a_disk_that_is_gone_is_one_line_of_the_log(tmp_path: Path) -> None:
+    """The trainer's data is asked for block by block, many times a second."""
+
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(20)
+            for each in blocks:
+                here.store.put(each)
+            here.store.root.rename(tmp_path / "gone")
+            with structlog.testing.capture_logs() as lines:
+                for digest in digests(blocks):
+                    with pytest.raises(FetchError, match="no peer"):
+                        await here.service.fetch_checked([digest], list)
+            (line,) = [line for line in lines if "of no use" in line["event"]]
+            assert line["blocks"] == 20
+            assert "is gone from" in line["first_problem"]
+            assert here.store.num_blocks() == 0
+
+    run(main)
+
+
+def test_a_disk_that_fails_is_told_of_once_a_minute(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as here:
+            blocks = make_blocks(10)
+            for each in blocks:
+                path = here.store.path(here.store.put(each))
+                path.write_bytes(b"damaged")
+            with structlog.testing.capture_logs() as lines:
+                for number, digest in enumerate(digests(blocks)):
+                    if number == 9:
+                        await trio.sleep(TELL_SECONDS)
+                    with pytest.raises(FetchError, match="no peer"):
+                        await here.service.fetch_checked([digest], list)
+            told = [line["blocks"] for line in lines if "of no use" in line["event"]]
+            assert told == [1, 9]
 
     run(main)
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.trainer.ipc.control_groups import GroupMemory, group_cores, group_memory
+from gossamer.trainer.ipc.control_groups import (
+    GroupMemory,
+    group_cores,
+    group_memory,
+    group_processes,
+)
 
 JOB = "system.slice/slurmstepd.scope/job_7"
 
@@ -65,6 +70,30 @@ def test_the_fullest_group_says_what_is_free(tmp_path: Path) -> None:
         },
     )
     assert group_memory(tmp_path) == GroupMemory(limit=4000, free=100)
+
+
+@pytest.mark.parametrize(
+    ("high", "most", "found"),
+    [
+        ("4000", "9000", GroupMemory(limit=4000, free=3000)),
+        ("9000", "4000", GroupMemory(limit=4000, free=3000)),
+        ("4000", "max", GroupMemory(limit=4000, free=3000)),
+        ("max", "max", None),
+    ],
+)
+def test_memory_above_which_a_group_is_slowed_down_does_not_count(
+    tmp_path: Path, high: str, most: str, found: GroupMemory | None
+) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/one",
+            "sys/fs/cgroup/one/memory.high": high,
+            "sys/fs/cgroup/one/memory.max": most,
+            "sys/fs/cgroup/one/memory.current": "1000",
+        },
+    )
+    assert group_memory(tmp_path) == found
 
 
 V1_LIMITS = {
@@ -126,3 +155,23 @@ def test_what_is_no_number_is_no_limit(tmp_path: Path) -> None:
     )
     assert group_memory(tmp_path) is None
     assert group_cores(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "tree"), [("0::/all/one", "sys/fs/cgroup"), ("8:pids:/all/one", "sys/fs/cgroup/pids")]
+)
+def test_the_processes_that_a_group_may_still_have(tmp_path: Path, line: str, tree: str) -> None:
+    assert group_processes(tmp_path) is None
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": line,
+            f"{tree}/all/pids.max": "100",
+            f"{tree}/all/pids.current": "76",
+            f"{tree}/all/one/pids.max": "max",
+            f"{tree}/all/one/pids.current": "4",
+        },
+    )
+    assert group_processes(tmp_path) == 24
+    write(tmp_path, {f"{tree}/all/one/pids.max": "3"})
+    assert group_processes(tmp_path) == 0
