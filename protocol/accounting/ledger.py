@@ -222,7 +222,6 @@ def lost_claims(
     return {
         partition
         for peer, theirs in claims.items()
-        if peer != me
         for partition in held.intersection(theirs)
         if claim_rank(partition, peer) < claim_rank(partition, me)
     }

@@ -381,7 +381,7 @@ class Gatherer:
         )
 
     def _note_complete(self, now: float) -> None:
-        if self._me not in self._ready or not is_complete(self._gathering()):
+        if not is_complete(self._gathering()):
             self._complete_seconds = None
         elif self._complete_seconds is None:
             self._complete_seconds = max(now, self._not_before_seconds)

@@ -374,8 +374,6 @@ def open_roster(
         raise MalformedError("roster that is not in ring order")
     if signed.author not in members:
         raise MalformedError("roster of an organiser that is not in it")
-    if sum(ready.tokens for ready in readies) == 0:
-        raise MalformedError("roster without any work")
     return Ring(
         ring_id_of(signed),
         PeerId(signed.author),

@@ -13,7 +13,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.accounting.partitions import (
     PARTITIONS_MIN,
     PARTITIONS_PER_ROUND,
+    SHARED_ROUNDS_NAMED,
     Partitions,
+    named_tokens_max,
     round_tokens,
     shards_per_partition,
 )
@@ -142,3 +144,12 @@ def test_what_a_peer_says_of_its_data_stays_small() -> None:
     spans = tuple(Span(2000 + n, far, far + 10**7) for n in range(PARTITIONS_PER_ROUND))
     size = len(sealed(peer(0), ready(spans=spans)).payload) + 136
     assert limits.RING_MEMBERS_MAX * size < ROSTER_BYTES_MAX
+
+
+def test_a_peer_names_the_data_of_the_rounds_that_it_carries_and_of_two_more() -> None:
+    run = manifest()
+    sequences = run.outer.round_steps_max * run.inner.sequences_per_step
+    assert round_tokens(run) == sequences * (run.model.context + 1)
+    assert named_tokens_max(run) == (run.stale_rounds + 2) * round_tokens(run)
+    shared = msgspec.structs.replace(run, sync="distro")
+    assert named_tokens_max(shared) == SHARED_ROUNDS_NAMED * round_tokens(shared)

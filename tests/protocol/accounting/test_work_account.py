@@ -18,11 +18,15 @@ from gossamer.protocol.accounting.work_records import (
     Settlement,
     apportioned,
     mask_of,
+    offered_by,
 )
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.rounds.roster import make_roster
+from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Span
 from tests.support.balance import is_balanced
+from tests.support.builders import HEAD, RING_RULES, peers, ready, sealed
 
 NUM_CHUNKS = 4
 ALL = 0b1111
@@ -214,6 +218,19 @@ def test_an_offer_that_went_into_no_ring_is_forgotten() -> None:
     assert one.carried == 100
 
 
+def test_a_record_tells_what_each_member_of_its_ring_offered() -> None:
+    *members, stranger = peers(4)
+    envelopes = {
+        member: sealed(member, ready(tokens=1000 + number, sequence=10 + number, incarnation=2))
+        for number, member in enumerate(members)
+    }
+    made = make_roster(HEAD, 5, 0, envelopes, RING_RULES)
+    record = Commit(b"", sealed(members[0], made), ())
+    found = [offered_by(member, record) for member in members]
+    assert found == [Offered(2, 1000 + number, 10 + number) for number in range(3)]
+    assert offered_by(stranger, record) is None
+
+
 def test_work_of_an_abandoned_round_is_carried_again_and_then_late() -> None:
     one = account()
     one.trained(H0, 1, 100, [span(0, 100)])
@@ -389,6 +406,16 @@ def test_a_trainer_that_dies_loses_the_steps_it_did() -> None:
     assert fates(one) == (0, 0, 0, 100, 50)
 
 
+def test_the_steps_of_a_round_that_was_spoilt_are_trained_and_dropped() -> None:
+    one = account()
+    one.stepped(60)
+    one.spoilt(50, OUT_OF_RANGE)
+    assert one.state.trained == 60
+    assert fates(one) == (0, 0, 50, 10, 0)
+    one.trained(H0, 1, 0, [])
+    assert fates(one) == (0, 0, 50, 10, 0), "nothing of it is under way any more"
+
+
 def test_a_restart_loses_what_was_not_saved() -> None:
     one = account()
     one.trained(H0, 1, 100, [])
@@ -400,6 +427,13 @@ def test_a_restart_loses_what_was_not_saved() -> None:
     new = restarted(one)
     assert new.state.trained == 157
     assert fates(new) == (0, 0, 0, 57, 100)
+
+
+def test_of_an_offer_of_an_earlier_life_as_much_is_lost_as_had_counted_late() -> None:
+    one = with_offer(100)
+    one.committed_by(H2, H1, 40, ALL, counts_spans=True)
+    reclaim = one.abandoned(H2, H1, 40, 2)
+    assert (reclaim.on_time, reclaim.late, reclaim.carried) == (0, 40, 0)
 
 
 def test_a_round_that_had_the_work_of_a_killed_process_had_it() -> None:
@@ -763,8 +797,11 @@ def test_what_waited_for_its_turn_and_was_dropped_with_one_offer_is_not_in_anoth
     assert fates(new) == (150, 0, 10, 0, 0)
 
 
+@pytest.mark.parametrize("has_vector", [False, True])
 @pytest.mark.parametrize("life", [1, 2])
-def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(life: int) -> None:
+def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(
+    life: int, *, has_vector: bool
+) -> None:
     """A peer goes on alone for so long that it forgets its first offer, a part of which counts on
     the branch that wins. Only an earlier life, whose records are gone, trained more than this."""
     one, num_rounds = account(), OFFERS_MAX + 1
@@ -775,7 +812,7 @@ def test_what_a_round_takes_of_a_forgotten_offer_was_trained_once(life: int) -> 
         one.committed_by(heads[number + 1], heads[number], 100, ALL, counts_spans=False)
     one.branch_left(num_rounds, 1)
     for number in reversed(range(num_rounds)):
-        one.abandoned(heads[number + 1], heads[number], 100, 1, has_vector=False)
+        one.abandoned(heads[number + 1], heads[number], 100, 1, has_vector=has_vector)
     one.drop_stale(STALE_ROUNDS + 2)
     gone = one.dropped + one.state.lost
     assert gone == one.state.trained == 100 * num_rounds

@@ -333,6 +333,19 @@ def test_contradictions_in_rounds_that_were_taken_back_long_ago_are_forgotten() 
     assert verdicts.counts(auditors[0], 501 - MEMORY_ROUNDS)
 
 
+def test_contradictions_of_the_newest_auditors_alone_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is contradicted again is among them."""
+    monkeypatch.setattr("gossamer.protocol.policy.auditing.verdicts.PEERS_MAX", 2)
+    verdicts, (one, other, third) = Verdicts(ME), audit_of().auditors
+    beside = [peer for peer in PEERS if peer not in (one, other, third)][:2]
+    for number, auditor in enumerate((one, other, one, third)):
+        audit = audit_of(number)._replace(auditors=(auditor, *beside))
+        hear(verdicts, audit, True, False, False)
+    assert set(verdicts._contradicted) == {one, third}
+
+
 def test_verdicts_of_the_newest_audits_are_kept() -> None:
     verdicts = Verdicts(ME)
     for number in range(3 * MEMORY_ROUNDS):

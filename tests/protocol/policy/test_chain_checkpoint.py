@@ -150,6 +150,12 @@ def test_signatures_of_others_or_for_others_are_refused() -> None:
         open_checkpoint(SignedCheckpoint(to_msgpack(other), good.signatures), RUN_ID, verify)
     with pytest.raises(MalformedError, match="another run"):
         open_checkpoint(good, digest_of(b"another run"), verify)
+    nobody = CheckpointSignature("no peer", good.signatures[0].signature)
+    with pytest.raises(ForgedError, match="did not sign"):
+        open_checkpoint(SignedCheckpoint(good.checkpoint, (nobody,)), RUN_ID, verify)
+    many = good.signatures * (limits.MEMBERS_MAX // 2 + 1)
+    with pytest.raises(MalformedError, match="signatures"):
+        open_checkpoint(SignedCheckpoint(good.checkpoint, many), RUN_ID, verify)
     swapped = (CheckpointSignature(PEERS[2], good.signatures[0].signature),)
     with pytest.raises(ForgedError, match="did not sign"):
         open_checkpoint(SignedCheckpoint(good.checkpoint, swapped), RUN_ID, verify)
@@ -164,12 +170,64 @@ def test_signatures_of_others_or_for_others_are_refused() -> None:
         {"tokens_total": 0},
         {"stakes": ()},
         {"version": 2},
+        {"round": limits.ROUNDS_MAX - limits.ROUNDS_MAX % CHECKPOINT_PERIOD + CHECKPOINT_PERIOD},
+        {"tokens_total": limits.TOKENS_TOTAL_MAX + 1},
+        {"run_id": digest_of(b"another run")},
     ],
 )
 def test_values_out_of_range_are_refused(change: dict) -> None:  # type: ignore[type-arg]
     wrong = msgspec.structs.replace(made([0, 1]), **change)
     with pytest.raises(MalformedError):
         decode_checkpoint(to_msgpack(wrong), RUN_ID)
+
+
+@pytest.mark.parametrize("tokens", [0, limits.TOKENS_TOTAL_MAX + 1])
+def test_a_stake_out_of_range_is_refused(tokens: int) -> None:
+    good = made([0, 1])
+    first, second = good.stakes
+    wrong = msgspec.structs.replace(first, tokens=tokens)
+    with pytest.raises(MalformedError):
+        decode_checkpoint(to_msgpack(msgspec.structs.replace(good, stakes=(wrong, second))), RUN_ID)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": -1},
+        {"round": limits.ROUNDS_MAX + 1},
+        {"others": -1},
+        {"marks": bytes(31)},
+        {"marks": bytes(32 * (chain_summary.MARKS_MAX + 1))},
+    ],
+)
+def test_a_summary_with_a_value_out_of_range_is_refused(change: dict) -> None:  # type: ignore[type-arg]
+    headers = [header for _, header in rounds_after(PEERS[:3], 3, RUN_ID)]
+    good = extended(NO_SUMMARY, headers)
+    assert decode_summary(to_msgpack(good)) == good
+    with pytest.raises(MalformedError):
+        decode_summary(to_msgpack(msgspec.structs.replace(good, **change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peer_id": "0 no peer"},
+        {"first_round": 0},
+        {"first_round": 3, "last_round": 2},
+        {"last_round": 4},
+        {"rounds": 0},
+        {"rounds": 4},
+        {"tokens": 0},
+        {"tokens": limits.TOKENS_TOTAL_MAX + 1},
+    ],
+)
+def test_a_row_of_a_summary_with_a_value_out_of_range_is_refused(change: dict) -> None:  # type: ignore[type-arg]
+    headers = [header for _, header in rounds_after(PEERS[:3], 3, RUN_ID)]
+    good = extended(NO_SUMMARY, headers)
+    first, *rest = good.rows
+    rows = (msgspec.structs.replace(first, **change), *rest)
+    with pytest.raises(MalformedError):
+        decode_summary(to_msgpack(msgspec.structs.replace(good, rows=rows)))
 
 
 def test_too_few_signers_and_strangers_prove_nothing() -> None:
@@ -281,12 +339,14 @@ def test_what_is_signed_lies_behind_a_whole_state_and_every_rollback(
     for head_round in range(0, 20_000, 77):
         due = due_round(head_round, checkpoint_rounds)
         assert due % CHECKPOINT_PERIOD == 0
+        assert due or head_round < depth + CHECKPOINT_PERIOD
         if due:
             assert depth <= head_round - due < depth + CHECKPOINT_PERIOD
             next_state = -(-due // checkpoint_rounds) * checkpoint_rounds
             assert next_state <= head_round
         kept = kept_round(head_round, checkpoint_rounds, 5)
         assert kept <= due
+        assert head_round - kept < max(KEPT_ROUNDS, depth) + CHECKPOINT_PERIOD
         assert not kept or head_round - kept >= KEPT_ROUNDS
 
 

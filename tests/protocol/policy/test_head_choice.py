@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import permutations
 
 from hypothesis import given
@@ -46,6 +46,11 @@ class Rounds:
     def signers_of(self, head: Digest, /) -> frozenset[PeerId]:
         self.asked.append(head)
         return frozenset(self._rounds[head][1]) - self.unheard.get(head, set())
+
+    def move(self, head: Digest, parent: Digest) -> None:
+        """A round follows another one from now on."""
+        self._rounds[head] = (parent, self._rounds[head][1])
+        self.num_reshaped += 1
 
     def add(self, parent: Digest, credits: dict[PeerId, int], count: int = 1) -> Digest:
         for _ in range(count):
@@ -226,6 +231,35 @@ def test_members_that_are_doubted_hold_nobody_back_from_the_half_that_committed(
     assert not choice.counts(head, mine, [*at_work, D], was_time=False, doubted=[D])
     of_strangers = rounds.add(mine, each(*INVENTED))
     assert not choice.counts(of_strangers, mine, [C], was_time=True, doubted=[C])
+
+
+def test_members_that_signed_a_better_head_will_not_sign_the_round_of_a_ring() -> None:
+    rounds, choice = world()
+    mine = rounds.add(GENESIS, each(FOUNDER, B, C))
+    weights = {FOUNDER: 30, B: 20, D: 5}
+    better = rounds.add(mine, each(B))
+    assert choice.attainable(mine, better, weights) == (100, 300 + 35)
+    beside = rounds.add(GENESIS, each(B))
+    whole = choice.attainable(mine, beside, weights)
+    assert whole == (200, 300 + 55), "that one parted before the round"
+
+
+def test_nothing_is_remembered_of_rounds_that_have_another_way_to_the_beginning() -> None:
+    questions: list[Callable[[HeadChoice, Digest, Digest], object]] = [
+        lambda choice, left, right: choice.fork_of(left, right),
+        lambda choice, left, right: choice.anchor_of(right, left),
+        lambda choice, _, right: dict(choice.stakes_at(right)),
+        lambda choice, left, right: choice.best([left, right]),
+    ]
+    for asks in questions:
+        rounds, choice = world()
+        left = rounds.add(GENESIS, each(FOUNDER))
+        right = rounds.add(rounds.add(left, each(FOUNDER)), each(B, tokens=10**6))
+        before = asks(choice, left, right)
+        rounds.move(right, rounds.add(GENESIS, each(C)))
+        after = asks(choice, left, right)
+        assert after == asks(HeadChoice(rounds, FOUNDER), left, right)
+        assert after != before
 
 
 def test_one_other_member_is_not_most_of_a_ring() -> None:

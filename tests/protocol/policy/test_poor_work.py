@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.auditing.audits import AUDITORS, MEMORY_ROUNDS, audit_after
 from gossamer.protocol.policy.auditing.poor_work import MARKS_MAX, PoorWork
@@ -64,6 +66,30 @@ def test_what_was_long_ago_is_forgotten() -> None:
     later = MARKS_MAX + SITS_OUT_ROUNDS + FORGET_ROUNDS + 1
     assert found(work, later)
     assert not work.sits_out(later + MARKS_MAX + SITS_OUT_ROUNDS, A), "as the first time"
+
+
+def test_the_members_that_were_found_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.protocol.policy.auditing.poor_work.PEERS_MAX", 2)
+    work, third = PoorWork(), PEERS[2]
+    for number, member in enumerate((A, B, A, third), start=1):
+        work.confirmed(member, number, number)
+    assert set(work._records) == {A, third}
+    assert work.sits_out(4, A)
+
+
+def test_marks_of_rounds_that_were_taken_back_are_as_old_as_the_rounds_since() -> None:
+    """Their numbers are above those of the rounds that follow."""
+    work = PoorWork()
+    assert not work.confirmed(A, 500, 10)
+    assert not work.confirmed(A, 10 + MEMORY_ROUNDS, 10 + MEMORY_ROUNDS), "that was long ago"
+    work = PoorWork()
+    assert not work.confirmed(A, 500, 500)
+    work.rounds_back(490)
+    assert work.confirmed(A, 11, 11)
+    work = PoorWork()
+    assert not work.confirmed(A, 500, 500)
+    work.rounds_back(490)
+    assert not work.confirmed(A, 10 + MEMORY_ROUNDS, 10 + MEMORY_ROUNDS)
 
 
 def test_good_work_takes_findings_away() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.decoding import to_msgpack
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -16,8 +17,11 @@ from gossamer.protocol.rounds.commit import (
     RECONCILE_SECONDS,
     VOTE_SECONDS,
     Commitment,
+    Parent,
 )
+from gossamer.protocol.rounds.commit import propose as propose_header
 from gossamer.protocol.rounds.commit_proof import check_contributors, open_commit
+from gossamer.protocol.rounds.inventory import Average
 from gossamer.protocol.state.chain import Commit, Header, Member, quorum_reached, signers_of
 from gossamer.protocol.state.commit_records import decode_commit, encode_commit, with_votes_of
 from gossamer.protocol.wire.statements import Signed, Span, Vote
@@ -259,6 +263,20 @@ def test_the_record_of_another_member_counts_with_the_votes_that_are_here() -> N
     assert signers_of(commit) == {A, B, C}
 
 
+def test_a_joined_record_has_no_votes_for_other_headers_and_is_sorted() -> None:
+    """A member that has voted anew since then stands in the record with its older vote."""
+    state = commitment()
+    propose(state, A, HEADER)
+    hear(state, B, OTHER_HEADER, sequence=2)
+    last, first = sorted([C, D], reverse=True)
+    hear(state, first, HEADER)
+    alone = commit_of(RING, [B, last], removed=[A, first])
+    commit = state.joined(alone)
+    assert commit is not None
+    assert open_record(commit).digest == digest_of(HEADER)
+    assert [signed.author for signed in commit.votes] == sorted(MEMBERS)
+
+
 def test_a_record_takes_the_votes_of_another_one_as_long_as_it_has_room() -> None:
     alone, more = commit_of(RING, [A], removed=[B, C, D]), commit_of(RING, [A, B, D])
     joined = with_votes_of(alone, more)
@@ -274,6 +292,16 @@ def test_a_record_takes_the_votes_of_another_one_as_long_as_it_has_room() -> Non
     ]
     assert all(decode_commit(encode_commit(each)) == each for each in halves)
     assert with_votes_of(*halves) is None
+
+
+def test_the_data_of_a_member_whose_work_is_in_few_chunks_are_not_consumed() -> None:
+    parts = {peer: (Span(number, 0, 100),) for number, peer in enumerate(MEMBERS)}
+    ring = ring_of(peers(4), spans=parts)
+    averages = [Average(0b1111, digest_of(b"average"), 0, b"average")] * 4
+    masks = [0b1111, 0b0111, 0b0011, 0b0111]  # of D's work one chunk of four, of C's three
+    parent = Parent(digest_of(b"a head"), 4, 1000, Ledger())
+    header = propose_header(RUN_ID, parent, ring, averages, masks, digest_of(b"state")).header
+    assert {span.partition for span in header.spans} == {0, 1, 2}
 
 
 def test_the_record_of_another_header_is_not_joined() -> None:
@@ -324,6 +352,18 @@ def test_the_silent_are_accused_after_a_while() -> None:
     assert state.to_accuse(100.0 + VOTE_SECONDS, [A, B, D]) == [(D, "silent")]
 
 
+def test_a_member_that_votes_again_waits_no_longer_for_the_silent() -> None:
+    state = commitment()
+    say = state.propose(100.0, HEADER, frozenset(), VOTE_SECONDS + 5.0)
+    assert state.vote_received(100.0, A, say, sealed(A, say))
+    propose(state, A, OTHER_HEADER, now=120.0)
+    end = 105.0 + VOTE_SECONDS
+    assert state.to_accuse(end - 0.1, [A, D]) == []
+    assert state.to_accuse(end, [A, D]) == [(D, "silent")]
+    state.wait_anew(end)
+    assert state.to_accuse(end + VOTE_SECONDS + 4.9, [A, D]) == []
+
+
 def test_a_successor_with_another_header_gets_my_averages_once() -> None:
     state = commitment()
     propose(state, A, HEADER, now=100.0)
@@ -335,6 +375,14 @@ def test_a_successor_with_another_header_gets_my_averages_once() -> None:
     assert not state.to_reconcile(due, B)
     hear(state, B, to_msgpack(header_of(RING, spans=())), sequence=2, now=200.0)
     assert state.to_reconcile(200.0 + RECONCILE_SECONDS, B)
+
+
+def test_averages_are_sent_again_a_while_after_the_newer_of_both_votes() -> None:
+    state = commitment()
+    hear(state, B, OTHER_HEADER, now=100.0)
+    propose(state, A, HEADER, now=105.0)
+    assert not state.to_reconcile(105.0 + RECONCILE_SECONDS - 0.1, B)
+    assert state.to_reconcile(105.0 + RECONCILE_SECONDS, B)
 
 
 def test_a_member_that_stands_by_another_header_is_accused_in_the_end() -> None:

@@ -56,6 +56,24 @@ def test_a_stranger_that_is_ready_at_once_does_not_begin_the_wait(done: Fraction
     assert state.times.wait_began_seconds == 3.0
 
 
+def test_where_nobody_has_a_stake_the_first_that_is_ready_begins_the_wait() -> None:
+    """Also if it has done nothing."""
+    state = gatherer(dict.fromkeys(STAKES, 0))
+    note(state, 20.0, MEMBER, Fraction(0))
+    note(state, 30.0, THIRD)
+    assert state.times.wait_began_seconds == 20.0
+
+
+def test_a_wait_that_began_without_members_with_stake_does_not_begin_later_with_them() -> None:
+    state = gatherer()
+    note(state, 20.0, STRANGER)
+    began_seconds = state.times.wait_began_seconds
+    assert began_seconds is not None
+    assert began_seconds < 1000.0
+    note(state, 1000.0, MEMBER)
+    assert state.times.wait_began_seconds == began_seconds
+
+
 def test_a_member_that_does_little_does_not_begin_the_wait_either() -> None:
     state = gatherer()
     note(state, 0.1, OTHER, LITTLE)

@@ -19,6 +19,7 @@ from gossamer.protocol.rounds.roster import (
     Ring,
     RoundHints,
     RoundRules,
+    attempt_of,
     decide,
     is_complete,
     make_roster,
@@ -130,9 +131,21 @@ def test_every_attempt_has_one_organiser_and_not_always_the_same() -> None:
     assert set(organisers) == set(MEMBERS)
 
 
+def test_a_peer_that_comes_after_the_deadline_does_not_begin_the_attempts_anew() -> None:
+    """The others may have gone on to a later one without it."""
+    due = 100.0 + GATHER
+    for number in range(5):
+        now = due + (number + 0.5) * ATTEMPT
+        found = decision(now, gathering(FIRST, MEMBERS, OTHERS, complete=now))
+        organiser = rank_order(HEAD, number, MEMBERS)[0]
+        assert found.attempt == (number if organiser == FIRST else None)
+
+
 def test_attempts_are_bounded() -> None:
     late = decision(1e9, gathering(FIRST, MEMBERS, OTHERS, complete=0.0))
     assert late.attempt is None or late.attempt <= limits.ATTEMPTS_MAX
+    last = [attempt_of(limits.ATTEMPTS_MAX + more) for more in range(3)]
+    assert last == [limits.ATTEMPTS_MAX, 0, 1]
 
 
 # Rosters
@@ -193,6 +206,7 @@ def test_a_roster_stays_below_what_gossip_carries() -> None:
         ({"round": 6}, MalformedError),
         ({"members": "not ready"}, MalformedError),
         ({"members": "forged"}, ForgedError),
+        ({"members": "idle"}, MalformedError),
     ],
 )
 def test_a_roster_that_says_what_it_may_not_is_refused(
@@ -206,6 +220,9 @@ def test_a_roster_that_says_what_it_may_not_is_refused(
     elif change.get("members") == "forged":
         first = roster.members[0]
         change = {"members": (Signed(first.author, first.payload, bytes(64)), *roster.members[1:])}
+    elif change.get("members") == "idle":
+        idle = ready(tokens=0, spans=(), steps=0)
+        change = {"members": tuple(sealed(PeerId(each.author), idle) for each in roster.members)}
     fields = {name: getattr(roster, name) for name in roster.__struct_fields__}
     with pytest.raises(error):
         reopened(Roster(**{**fields, **change}))
@@ -419,6 +436,37 @@ def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     state.begin_again(2.0, failed_attempt=3)
     assert state.decision(1.9 + ATTEMPT).attempt is None
     assert state.decision(2.0 + ATTEMPT).attempt == 4
+
+
+def test_after_two_lost_rings_the_attempts_of_both_are_over() -> None:
+    state = gatherer()
+    state.expect(0.0, [])
+    state.note_ready(1.0, sealed(FIRST, ready()))
+    state.begin_again(2.0, failed_attempt=3)
+    state.begin_again(3.0, failed_attempt=1)
+    assert state.decision(3.0 + ATTEMPT).attempt == 4
+
+
+def test_a_peer_that_comes_when_all_are_ready_begins_their_attempts_anew() -> None:
+    """Else each peer would count attempts from where it happened to hear of the newcomer."""
+    state = gatherer()
+    state.expect(0.0, OTHERS[:1])
+    state.note_ready(1.0, sealed(FIRST, ready()))
+    state.note_ready(1.0, sealed(OTHERS[0], ready()))
+    state.expect(1.0, OTHERS)
+    assert state.decision(1.0).reason.startswith("waiting for")
+    for other in OTHERS[1:]:
+        state.note_ready(1.0 + GATHER_SECONDS_MIN, sealed(other, ready()))
+    assert state.decision(1.0 + GATHER_SECONDS_MIN).attempt == 0
+
+
+def test_where_one_accuser_suffices_members_of_a_void_ring_may_be_in_the_next_one() -> None:
+    state = gatherer(accusers=1)
+    state.expect(0.0, [])
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.begin_again(2.0, failed_attempt=0, removed=MEMBERS)
+    assert set(state.ready) == set(MEMBERS)
 
 
 def test_members_that_are_not_here_are_left_out_of_the_ring_after_a_void_one() -> None:

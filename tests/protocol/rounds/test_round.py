@@ -227,6 +227,24 @@ def test_ready_is_for_this_round_only() -> None:
     for other in (ready(round=6), ready(head=digest_of(b"other"))):
         with pytest.raises(LocalProtocolError):
             machine().ready(0.0, other)
+        round_ = machine()
+        round_.expect(0.0, [NEXT])
+        round_.ready(0.0, ready())
+        round_.statement(0.0, sealed(NEXT, other), other)
+        assert round_.ring is None, "that one is not ready for this round"
+
+
+def test_a_roster_is_for_this_round_only() -> None:
+    """Its organiser gave another number to the round after the same head."""
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    others = {peer: sealed(peer, ready(round=6)) for peer in (NEXT, LAST)}
+    made = make_roster(HEAD, 6, 0, others, RING_RULES)
+    round_.statement(0.0, sealed(PeerId(made.members[0].author), made), made)
+    for peer in (NEXT, LAST):
+        round_.statement(1.0, sealed(peer, ready()), ready())
+    assert round_.ring is not None, "it waits for no ring elsewhere"
 
 
 def test_the_organiser_publishes_when_all_expected_are_ready() -> None:
@@ -295,6 +313,18 @@ def test_a_ring_without_me_that_its_members_left_has_no_commit_to_wait_for() -> 
     ring_id = ring_of([NEXT, LAST]).ring_id
     round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
     assert of(BeginRing, round_.statement(1.0, *accusation_of(ring_id, NEXT)(NEXT)))
+
+
+def test_what_was_said_of_a_ring_without_me_before_i_heard_of_it_counts() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    ring_id = ring_of([NEXT, LAST]).ring_id
+    for accused in (LAST, NEXT):
+        round_.statement(0.0, *accusation_of(ring_id, accused)(NEXT))
+    round_.statement(0.5, *roster([NEXT, LAST]))
+    for member in (NEXT, LAST):
+        round_.statement(1.0, sealed(member, ready()), ready())
+    assert of(BeginRing, round_.ready(1.0, ready())), "no member of that ring is at work in it"
 
 
 def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> None:
@@ -655,6 +685,14 @@ def test_a_member_that_is_out_says_so_and_listens() -> None:
     assert states == ["reducing", "reducing", "gathering"]
 
 
+def test_a_member_that_is_out_does_not_begin_the_same_ring_again() -> None:
+    """Rosters come again by gossip."""
+    round_, ring_id = in_ring()
+    round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    assert round_.statement(2.0, *roster(MEMBERS)) == []
+    assert round_.removed == {ME}
+
+
 def test_when_no_other_member_is_left_in_the_ring_it_is_gathered_again() -> None:
     round_, ring_id = in_ring()
     round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
@@ -910,6 +948,29 @@ def test_after_its_commit_a_member_says_who_is_out_and_leaves_nothing() -> None:
     assert published(round_.statement(5.0, sealed(LAST, left), left)) == []
     assert round_.state == "committed"
     assert round_.tick(99.0) == []
+
+
+def test_what_comes_after_the_commit_changes_nothing() -> None:
+    round_, ring_id = in_ring()
+    vote = voting(round_, ring_id)
+    other = Vote(ring_id, 1, vote.header_digest, ())
+    assert of(Committed, round_.statement(3.0, sealed(NEXT, other), other))
+    late = AverageArrived(LAST, 0, better_average())
+    assert round_.ring_event(4.0, ring_id, late) == []
+    round_.statement(5.0, *accusation_of(ring_id, ME)(LAST))
+    round_.expect(6.0, [])
+    round_.tick(1e6)
+    assert round_.state == "committed"
+
+
+def test_the_next_round_hears_of_a_member_that_this_one_waited_for_in_vain() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    round_.statement(1.0, sealed(NEXT, ready()), ready())
+    round_.statement(1.0 + GATHER, *roster([ME, NEXT]))
+    assert round_.ring is not None
+    assert round_.hints.missed == (LAST,)
 
 
 def test_what_was_computed_for_a_ring_that_put_this_peer_out_is_no_vote() -> None:

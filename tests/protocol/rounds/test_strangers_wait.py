@@ -168,6 +168,38 @@ def test_a_member_that_was_waited_for_in_vain_counts_as_a_stranger_until_it_is_i
     assert second.missed == ()
 
 
+def test_a_member_that_a_later_ring_of_a_round_lacks_was_not_waited_for_in_vain() -> None:
+    """It may have gone with the ring that became void."""
+    state = gatherer(NO_WAIT)
+    state.expect(0.0, [MEMBER])
+    for peer in (ME, MEMBER):
+        state.note_ready(1.0, sealed(peer, ready()))
+    state.followed(1.0, ring_of([ME, MEMBER]))
+    state.expect(2.0, [MEMBER, STRANGERS[0]])
+    state.followed(2.0 + 2 * STRANGERS_GOSSIP_SECONDS, ring_of([ME, MEMBER]))
+    assert state.missed == ()
+
+
+def test_a_stranger_that_is_ready_holds_a_round_up_no_longer() -> None:
+    state = gatherer(NO_WAIT)
+    state.expect(0.0, [MEMBER, STRANGERS[0]], strangers=[STRANGERS[0]])
+    for peer in (ME, MEMBER):
+        state.note_ready(1.0, sealed(peer, ready()))
+    state.note_ready(2.0, sealed(STRANGERS[0], ready()))
+    spent = state.strangers_wait.spent_seconds
+    state.note_ready(3.0, sealed(STRANGERS[0], ready()))
+    assert state.strangers_wait.spent_seconds == spent
+
+
+def test_a_peer_that_is_not_ready_itself_waits_for_no_stranger() -> None:
+    state = gatherer(NO_WAIT)
+    state.expect(0.0, [STRANGERS[0]], strangers=[STRANGERS[0]])
+    for now in (1.0, 2.0, 3.0):
+        state.expect(now, [STRANGERS[0]], strangers=[STRANGERS[0]])
+    state.note_ready(3.0, sealed(ME, ready()))
+    assert state.strangers_wait.spent_seconds == 0.0
+
+
 def test_members_of_a_ring_that_came_at_once_were_not_waited_for() -> None:
     """The round of this peer was hardly begun, or all others were ready."""
     state = gatherer(NO_WAIT)

@@ -97,6 +97,7 @@ def test_a_child_continues_its_parent() -> None:
 def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
     average = ChunkAverage(digest_of(b"x"), mask_bytes(0b101, 3))
     assert average.mask() == 0b101
+    assert [average.has(position) for position in range(3)] == [True, False, True]
     good = UpdateIndex("fp32", (average, average))
     assert decode_update_index(to_msgpack(good), 2, 3) == good
     for broken, num_chunks, num_members in (
@@ -110,6 +111,12 @@ def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
             decode_update_index(to_msgpack(broken), num_chunks, num_members)
     with pytest.raises(MalformedError):
         decode_update_index(b"\x93" + to_msgpack(good)[1:] + b"\xc0", 2, 3)
+    lacking = UpdateIndex("fp32", (ChunkAverage(digest_of(b"x"), b"\x00"),))
+    assert decode_update_index(to_msgpack(lacking), 1, 3, may_lack=True) == lacking
+    members = 16
+    whole = ChunkAverage(digest_of(b"x"), mask_bytes((1 << members) - 1, members))
+    large = UpdateIndex("fp32", (whole,))
+    assert decode_update_index(to_msgpack(large), 1, members) == large
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100), st.data())

@@ -96,12 +96,12 @@ def test_two_that_lie_do_not_break_it() -> None:
     assert momentum_for(products, [0.0, 0.0], 10.0, 0.9) == 0.0
 
 
-def outer_config() -> OuterConfig:
+def outer_config(learning_rate: float = 1.0, warmup_rounds: int = 0) -> OuterConfig:
     return OuterConfig(
         inner_steps=20,
-        learning_rate=1.0,
+        learning_rate=learning_rate,
         momentum=0.9,
-        warmup_rounds=0,
+        warmup_rounds=warmup_rounds,
         warmup_inner_steps=1,
         codec="fp32",
         chunk_elements=1024,
@@ -116,6 +116,27 @@ def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
     assert PLAIN_SHARE * 800 == 10 * 20
     assert rates[:2] == [(1.0, 0.0, 1.0)] * 2
     assert rates[2] == pytest.approx((1.0, 0.4, 1.0), abs=1e-6)
+
+
+def test_rounds_of_the_warm_up_are_plain_averaging_however_long_that_is() -> None:
+    outer, work = outer_config(warmup_rounds=300), vector(1)
+    products = Products.of_piece(work, np.zeros_like(work))
+    assert outer.first_inner_step_of(300) > PLAIN_SHARE * 800
+    rates = [tuned_rates(outer, 800, number, products, [norm_of(work)]) for number in (300, 301)]
+    assert rates[0] == (1.0, 0.0, 1.0)
+    assert rates[1] == pytest.approx((1.0, 0.4, 1.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("learning_rate", [0.5, 0.8, 1.25])
+def test_the_model_moves_as_far_whatever_the_learning_rate(learning_rate: float) -> None:
+    """That multiplies the step. It may have to be longer than `LENGTH_MAX` for that."""
+    outer, work = outer_config(learning_rate), vector(1)
+    products = Products.of_piece(np.float32(2.0) * work, np.zeros_like(work))
+    rates = tuned_rates(outer, 800, 11, products, [norm_of(work)])
+    assert rates.learning_rate == learning_rate
+    wanted = outer.displacement / learning_rate
+    assert rates.scale * 2.0 == pytest.approx(min(2.0, max(LENGTH_MAX, wanted)), rel=1e-5)
+    assert rates.momentum == pytest.approx(max(0.0, wanted / 2.0 - 1.0), rel=1e-4)
 
 
 @pytest.mark.parametrize("round_number", [1, 11])

@@ -134,6 +134,22 @@ def test_if_nobody_would_be_left_all_stay() -> None:
     assert not left_out(agreement, updates)
 
 
+def test_agreement_below_none_is_never_enough_and_nobody_agrees_with_itself() -> None:
+    """Hostile members that turn most signs of each other lower the ring's agreement."""
+    agreed = [
+        [100, 0, 0, 0, 0],
+        [0, 100, -4, -4, -20],
+        [0, -4, 100, -16, -16],
+        [0, -4, -16, 100, -16],
+        [0, -20, -16, -16, 100],
+    ]
+    agreement = SignAgreement()
+    agreement._agreed[:5, :5], agreement._shared[:5, :5] = agreed, 100
+    rates = [agreement._agreement_of(position, range(5)) for position in range(5)]
+    assert rates == pytest.approx([0.0, -0.04, -0.1, -0.1, -0.16])
+    assert agreement.left_out(range(5), range(5)) == {1, 2, 3, 4}
+
+
 def test_members_that_share_nothing_say_nothing() -> None:
     agreement = SignAgreement()
     updates = {

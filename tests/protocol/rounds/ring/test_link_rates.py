@@ -173,6 +173,24 @@ def test_i_go_with_the_second_successor_that_looks_slow() -> None:
     assert mine.found_slow == {ME}, "and not whom I blamed first"
 
 
+def test_a_member_that_leaves_clears_those_alone_that_it_blamed_itself() -> None:
+    mine = link_rate()
+    mine.put_out(PREDECESSOR, ME)
+    mine.put_out(NEXT, LAST)
+    mine.put_out(NEXT, NEXT)
+    assert mine.found_slow == {ME, NEXT}
+
+
+def test_what_a_predecessor_said_that_is_out_by_now_is_no_word_on_my_line() -> None:
+    mine = link_rate()
+    measured(mine, SLOW)
+    said(mine, {**ALL_FAST, PREDECESSOR: SLOW})
+    now, living = 10.0 + PREDECESSOR_SECONDS, [peer for peer in RING if peer != PREDECESSOR]
+    much_arrives(mine, now)
+    assert mine.too_slow(now, RING, SUCCESSOR).member == ME
+    assert mine.too_slow(now, living, SUCCESSOR).member == SUCCESSOR
+
+
 @pytest.mark.parametrize("is_in_steps", [False, True])
 def test_the_member_that_was_slow_in_the_ring_before_is_first(is_in_steps: bool) -> None:
     for was_slow, slow in (
@@ -225,7 +243,9 @@ def test_what_is_soon_done_is_waited_for() -> None:
         mine.measured(NOW, SUCCESSOR, LinkMeasure(int(1.7 * SLOW), 1.7, 1_200_000))
         much_arrives(mine, NOW)
         said(mine, ALL_FAST)
-        return mine.too_slow(NOW, RING, SUCCESSOR).member
+        verdict = mine.too_slow(NOW, RING, SUCCESSOR)
+        assert verdict.member or verdict.reason == "the link is not slow"
+        return verdict.member
 
     # 1.6 MB in all for 0.6 MB a second: some 2.6 s less those already sent.
     assert verdict(num_chunks=1, round_seconds=0.0) is None
@@ -365,6 +385,15 @@ def test_a_line_that_takes_nothing_has_the_link_rate_zero() -> None:
     mine.measured(NOW, SUCCESSOR, LinkMeasure(0, PATIENCE_SECONDS_MIN, MUCH))
     much_arrives(mine, NOW)
     assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
+
+
+def test_a_link_rate_that_stays_zero_is_said_once() -> None:
+    mine = link_rate()
+    words = []
+    for seconds in (1.0, 2.0, 3.0):
+        mine.measured(10.0 + seconds, SUCCESSOR, LinkMeasure(0, seconds, MUCH))
+        words.append(mine.to_say(10.0 + seconds, SUCCESSOR))
+    assert words == [(1, 0.0, 0.0), None, None]
 
 
 def test_a_slow_line_carries_one_chunk_if_that_is_not_too_long() -> None:

@@ -16,9 +16,12 @@ from gossamer.protocol.rounds.ring.patience import (
     KEPT_SECONDS,
     KEPT_STEP_SECONDS,
     LATE_STEP_SECONDS,
+    SLOW_LINE_BYTES_PER_SECOND,
     STALL_MORE_SECONDS,
     STALL_SECONDS,
+    WORKED_FACTOR,
     Patience,
+    kept_seconds,
     whole_seconds,
 )
 from gossamer.protocol.rounds.roster import RoundRules
@@ -50,7 +53,9 @@ def late_at(missing: int, until: float, payloads: Payloads = SUMS) -> float | No
 
 def test_sums_that_come_one_by_one_in_time_do_not_prolong_a_ring_for_ever() -> None:
     whole = whole_seconds(rules_of(SUMS), 4)
-    assert 60.0 < whole < 64.0
+    rules = rules_of(SUMS)
+    sent_bytes = 2 * 3 / 4 * rules.num_chunks * rules.chunk_bytes(4)
+    assert whole == pytest.approx(60.0 + sent_bytes / SLOW_LINE_BYTES_PER_SECOND)
     for missing, more in ((1, 0.0), (2, LATE_STEP_SECONDS), (3, 2 * LATE_STEP_SECONDS)):
         expected = whole + KEPT_SECONDS + more
         assert late_at(missing, 600.0) == pytest.approx(expected, abs=0.2)
@@ -153,6 +158,23 @@ def test_patience_with_a_ring_that_stands_still_grows_with_its_work() -> None:
         patience.ticked(tick * TICK_SECONDS)
     patience.progressed(300.0)
     assert patience.stall_seconds == pytest.approx(600.0 + STALL_MORE_SECONDS, abs=0.2)
+
+
+@pytest.mark.parametrize("worked_seconds", [2.0, 7.0, 20.0, 40.0])
+def test_a_neighbour_has_less_patience_in_a_ring_that_worked_for_a_short_time(
+    worked_seconds: float,
+) -> None:
+    """And never more than those behind it, which would accuse a member that keeps nothing."""
+    rules = rules_of(SUMS)
+    least = max(kept_seconds(rules, 4), WORKED_FACTOR * worked_seconds)
+    patience, now = Patience(rules, 4, 0.0), 0.0
+    while not patience.is_over(1, is_well_beside=True, is_suspect=False):
+        now += TICK_SECONDS
+        patience.ticked(now)
+        if now <= worked_seconds:
+            patience.progressed(now)
+    expected = min(least, max(KEPT_SECONDS, worked_seconds))
+    assert now - worked_seconds == pytest.approx(expected, abs=0.3)
 
 
 def test_an_early_vote_has_no_honest_member_accused() -> None:
