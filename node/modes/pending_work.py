@@ -57,7 +57,7 @@ class _SignedSet(NamedTuple):
 
 
 class _Finished:
-    async def due(self, chunk: int, *, is_first: bool) -> None:
+    async def due(self, chunk: int, partial_sum: Buffer | None) -> None:
         """See `Contribution`: the work was finished before the ring."""
 
 

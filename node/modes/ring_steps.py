@@ -17,6 +17,7 @@ import trio
 from gossamer.node.modes.sync_mode import OpenedParts
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.step_payloads import SignPayloads
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.inventory import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -57,12 +58,12 @@ class PartSource(Protocol):
         """This peer's part in a chunk of a step; it abstains if it is late.
 
         Args:
-            partial_sum_seconds: local time at which the chunk's partial sum came; None for a chunk
-                that this peer begins.
+            partial_sum_seconds: local time at which a partial sum of the chunk came that has parts
+                of others; None for a chunk that this peer begins, or that others abstained from.
         """
 
     def partial_sum_came(self, steps: RingSteps, chunk: int) -> None:
-        """A partial sum with other members' parts in a step has come."""
+        """A partial sum that has other members' parts in a step has come."""
 
 
 class RingSteps:
@@ -98,6 +99,8 @@ class RingSteps:
         """This peer's parts in all chunks of each step for which it decided whether it has one."""
         self._taken_from: set[int] = set()
         """Steps of which a taken average contains this peer's part."""
+        self._is_empty = True
+        """Whether no member has a part in what was taken of the newest step."""
         self._timed_step = -1
         """The newest step of which a partial sum came."""
         self.ring_id: Digest = ring.ring_id
@@ -121,8 +124,11 @@ class RingSteps:
     def taken(self, chunk: int, average: Payload) -> None:
         """Notes that a chunk was taken, the one after the chunk before."""
         step = self.step_of(chunk)
-        if self._is_in(average):
+        contributors = self._payloads.contributors(average, None)
+        if contributors >> self._position & 1:
             self._taken_from.add(step)
+        is_first = chunk % self._chunks_of_step == 0
+        self._is_empty = not contributors and (is_first or self._is_empty)
         self.num_taken = chunk + 1
         if self.step_of(self.num_taken) == step:
             return
@@ -136,6 +142,11 @@ class RingSteps:
     def is_taken_from(self, step: int) -> bool:
         """Returns whether an average of the step that was taken contains this peer's part."""
         return step in self._taken_from
+
+    @property
+    def took_nothing(self) -> bool:
+        """Returns whether no member has a part in the step that was taken last."""
+        return self._is_empty
 
     async def until_next(self, step: int) -> None:
         """Waits until a step is the next one to be taken, or no step of this ring is any more."""
@@ -215,16 +226,19 @@ class RingSteps:
         chunks = range(first, first + self._chunks_of_step)
         return sum(bool(self._given.get(chunk, _NOTHING).update) for chunk in chunks)
 
-    def _is_in(self, average: Payload) -> bool:
-        """Returns whether an average contains this peer's part."""
-        return bool(self._payloads.contributors(average, None) >> self._position & 1)
+    def _has_parts(self, partial_sum: Payload) -> bool:
+        """Returns whether a partial sum has a part of any member."""
+        try:
+            return self._payloads.contributors(partial_sum, None) != 0
+        except MalformedError:  # `add` refuses it, with its sender
+            return False
 
-    async def due(self, chunk: int, *, is_first: bool) -> None:
+    async def due(self, chunk: int, partial_sum: Payload | None) -> None:
         """See `Contribution`: waits for the trainer, but not for long."""
         if chunk in self._given:
             return
         partial_sum_seconds = None
-        if not is_first:
+        if partial_sum is not None and self._has_parts(partial_sum):
             partial_sum_seconds = trio.current_time()
             self._source.partial_sum_came(self, chunk)
         part = await self._source.part(self, chunk, partial_sum_seconds)

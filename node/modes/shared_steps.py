@@ -20,7 +20,12 @@ Rules
   member decides for all of them. A part of which any chunk is in an average counts as taken as a
   whole: rather lost than counted twice.
 - The member that begins a step has no partial sum to compare with. It waits as long, counted from
-  the step before.
+  the step before. A partial sum without any part says nothing of the time that a step takes, and
+  counts as none.
+- No member may have a part in a step. Then they all wait too little: the fast members that they
+  knew have gone, or all have become slower. So what is known of the times is forgotten, and the
+  next step is waited for as at first. Otherwise the empty steps would follow each other faster than
+  any trainer is, for ever.
 - A member does not wait in vain: it knows how long its trainer takes for a part. If even the
   shortest of these times is too long, it passes the partial sum on at once, and begins a step when
   the others are about ready. Otherwise the waits of slow members add up: each of them measures the
@@ -90,6 +95,12 @@ class StepTiming:
     def trained(self, seconds: float) -> None:
         """Notes the time that this peer's trainer took for a part."""
         self._own_seconds.append(seconds)
+
+    def forget(self) -> bool:
+        """Forgets the times of steps. Returns whether any were known."""
+        was_known = bool(self._seconds)
+        self._seconds.clear()
+        return was_known
 
     @property
     def own_seconds_min(self) -> float:
@@ -238,6 +249,8 @@ class SharedStepRunner:
         steps.taken(chunk, average)
         step = steps.step_of(chunk)
         is_whole = steps.step_of(steps.num_taken) > step
+        if is_whole and steps.took_nothing and self._timing.forget():
+            self._has_waited = False
         has_part = self._update is not None and steps.has_part_in(step)
         if is_whole and has_part and not steps.is_void:
             # The offer's step is taken: the trainer goes on from the new parameters.

@@ -27,11 +27,11 @@ from gossamer.trainer.ipc.messages import Place, Shared
 class Contribution(RingPart, Protocol):
     """The arithmetic of one peer in one ring, and when its part of each chunk is there."""
 
-    async def due(self, chunk: int, *, is_first: bool) -> None:
+    async def due(self, chunk: int, partial_sum: Buffer | None) -> None:
         """Returns when this peer's part of a chunk is there.
 
         Args:
-            is_first: whether this peer begins the chunk: no partial sum came for it.
+            partial_sum: what came for the chunk; None where this peer begins it.
         """
 
 

@@ -136,7 +136,7 @@ class OwnPart:
         Args:
             contribution: the part of the ring that the action is for (`of_ring`).
         """
-        await contribution.due(action.chunk, is_first=action.payload is None)
+        await contribution.due(action.chunk, action.payload)
         if self._is_closed:
             return
         is_audited = self._chunks.payloads.are_audited

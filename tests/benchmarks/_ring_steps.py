@@ -58,5 +58,5 @@ class Signs(StepPart):
         (block,) = self._payloads.signed_blocks([self._signs], partial(self._sign_step, chunk))
         return add_record(payload, self._position, block)
 
-    async def due(self, chunk: int, *, is_first: bool) -> None:
+    async def due(self, chunk: int, partial_sum: Buffer | None) -> None:
         """See `Contribution`."""

@@ -129,7 +129,7 @@ def test_a_node_that_is_told_to_stop_while_it_starts_ends_in_order(
 
 
 def test_a_node_that_was_started_with_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    with ignored(signal.SIGHUP), stopped_in_order():
+    with handled(signal.SIGHUP, signal.SIG_IGN), stopped_in_order():
         signal.raise_signal(signal.SIGHUP)
 
 
@@ -152,13 +152,20 @@ def test_a_signal_that_python_drops_ends_the_start_as_well(
 
 
 def test_ctrl_c_while_a_node_starts_is_as_in_every_command() -> None:
-    with pytest.raises(KeyboardInterrupt), stopped_in_order():
+    """Tests in the background of a shell ignore Ctrl-C from the start."""
+    with (
+        handled(signal.SIGINT, signal.default_int_handler),
+        pytest.raises(KeyboardInterrupt),
+        stopped_in_order(),
+    ):
         signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
-def ignored(number: signal.Signals) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
+def handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    before = signal.signal(number, handler)
     try:
         yield
     finally:

@@ -356,7 +356,7 @@ class RoundOfSteps:
             steps = self.follow("ring")
             if gives:
                 self.shared.offered(MINE)
-                await steps.due(0, is_first=True)
+                await steps.due(0, None)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.shared.run)
                 await trio.testing.wait_all_tasks_blocked()

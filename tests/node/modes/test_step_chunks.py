@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from gossamer.node.modes.ring_steps import RingParts
-from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
+from gossamer.node.modes.shared_steps import STEP_SECONDS_MAX, SharedStepRunner, StepTiming
 from gossamer.node.storage.state.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.record_tree import root_over
@@ -46,6 +46,7 @@ class Steps:
 
     def __init__(self, payloads: SignPayloads = PAYLOADS) -> None:
         self.payloads = payloads
+        self.timing = StepTiming()
         self.signed: list[tuple[int, Digest]] = []
         """The steps that this peer signed, and their roots."""
         self.told: list[bool] = []
@@ -68,7 +69,7 @@ class Steps:
             payloads,
             cast(Any, SimpleNamespace(share=self.share)),
             cast(Round, machine),
-            StepTiming(),
+            self.timing,
             in_no_thread,
         )
         self.ring = self.runner.follow(self.ring_named("ring"))
@@ -88,9 +89,15 @@ class Steps:
         await trio.lowlevel.checkpoint()
         self.told.append(taken)
 
-    async def part_in(self, chunk: int, *, is_first: bool = True) -> bytes:
-        """Returns what this peer gives to a chunk."""
-        await self.ring.due(chunk, is_first=is_first)
+    async def part_in(self, chunk: int, others: bytes | None = None) -> bytes:
+        """Returns what this peer gives to a chunk, or to what another one has given (`others`:
+        empty if that one abstained)."""
+        partial_sum = None
+        if others is not None:
+            parts = PAYLOADS.coder.cut(others) if others else (b"",) * CHUNKS
+            blocks = self.payloads.signed_blocks(parts, lambda _root: bytes(64))
+            partial_sum = add_record(None, 0, blocks[chunk % CHUNKS])
+        await self.ring.due(chunk, partial_sum)
         (record,) = split(self.ring.add(chunk, None, 0), None, 2048)
         return bytes(record.block)
 
@@ -100,12 +107,13 @@ class Steps:
         for chunk in (0, 1):
             await self.part_in(chunk)
 
-    async def average_comes(self, chunk: int, *, with_mine: bool) -> None:
+    async def average_comes(self, chunk: int, *, with_mine: bool, of_other: bool = True) -> None:
         """An average comes, and is taken."""
         mine = PAYLOADS.coder.cut(MINE) if with_mine else (b"",) * CHUNKS
+        others = PAYLOADS.coder.cut(NOT_MINE) if of_other else (b"",) * CHUNKS
         blocks = [
             self.payloads.signed_blocks(parts, lambda _root: bytes(64))[chunk % CHUNKS]
-            for parts in (PAYLOADS.coder.cut(NOT_MINE), mine)
+            for parts in (others, mine)
         ]
         self.averages[chunk] = add_record(add_record(None, 0, blocks[0]), 1, blocks[1])
         self.runner.notify()
@@ -160,7 +168,7 @@ def test_the_trainer_goes_on_when_all_chunks_of_its_step_are_taken() -> None:
 
 def test_a_peer_that_is_late_for_one_chunk_abstains_in_the_whole_step() -> None:
     async def story(steps: Steps) -> None:
-        assert await steps.part_in(0, is_first=False) == b""  # after its patience
+        assert await steps.part_in(0, NOT_MINE) == b""  # after its patience
         steps.runner.offered(MINE)
         assert await steps.part_in(1) == b""
         for chunk in (0, 1):
@@ -171,12 +179,42 @@ def test_a_peer_that_is_late_for_one_chunk_abstains_in_the_whole_step() -> None:
     in_virtual_time(story)
 
 
+def test_a_sum_without_any_part_says_nothing_of_the_time_of_a_step() -> None:
+    """Otherwise members that wait too little take each other for fast ones."""
+
+    async def story(steps: Steps) -> None:
+        began = trio.current_time()
+        assert await steps.part_in(0, b"") == b""
+        assert trio.current_time() - began == STEP_SECONDS_MAX
+        assert steps.timing.step_seconds == 0.0
+
+    in_virtual_time(story)
+
+
+def test_after_a_step_without_any_part_its_time_is_not_known_any_more() -> None:
+    async def story(steps: Steps) -> None:
+        steps.timing.took(0.1)
+        assert await steps.part_in(0) == b""
+        for chunk in (0, 1):
+            await steps.average_comes(chunk, of_other=False, with_mine=False)
+        began = trio.current_time()
+        assert await steps.part_in(2) == b""
+        assert trio.current_time() - began == STEP_SECONDS_MAX, "it waits once more in this round"
+        for chunk in (2, 3):
+            await steps.average_comes(chunk, of_other=False, with_mine=False)
+        began = trio.current_time()
+        assert await steps.part_in(4) == b""
+        assert trio.current_time() == began, "a trainer that hangs holds up no further step"
+
+    in_virtual_time(story)
+
+
 def test_an_update_that_waits_for_its_step_is_in_all_chunks_of_the_next() -> None:
     async def story(steps: Steps) -> None:
         given: dict[int, bytes] = {}
 
         async def give(chunk: int) -> None:
-            given[chunk] = await steps.part_in(chunk, is_first=False)
+            given[chunk] = await steps.part_in(chunk, NOT_MINE)
 
         async with trio.open_nursery() as nursery:
             for chunk in (3, 2):
@@ -247,7 +285,7 @@ def test_a_peer_signs_one_root_for_a_step_whatever_comes_when() -> None:
         given[0] = await steps.part_in(0)
         for chunk in (0, 1):
             await steps.average_comes(chunk, with_mine=chunk == 0)
-        given[2] = await steps.part_in(2, is_first=False)  # it abstains after its patience
+        given[2] = await steps.part_in(2, NOT_MINE)  # it abstains after its patience
         given[1] = await steps.part_in(1)  # its average is taken
         steps.runner.offered(MINE)
         given[3] = await steps.part_in(3)
