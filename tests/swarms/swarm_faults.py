@@ -141,8 +141,11 @@ class SwarmFaults(FaultInjector[str]):
             return
         trainer = node.context.trainer
         assert isinstance(trainer, NumbersTrainer)
-        usual, trainer.step_seconds = trainer.step_seconds, SLOW_STEPS * trainer.step_seconds
-        self.later(self.duration(fault), lambda: setattr(trainer, "step_seconds", usual))
+        usual, seconds = type(trainer).step_seconds, self.duration(fault)
+        # Slowed three times, it would not end its step of 100 s in the time that a swarm has.
+        if trainer.step_seconds == usual:
+            trainer.step_seconds = SLOW_STEPS * usual
+            self.later(seconds, lambda: setattr(trainer, "step_seconds", usual))
 
     # Primitives
 
