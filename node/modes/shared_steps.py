@@ -22,10 +22,10 @@ Rules
 - The member that begins a step has no partial sum to compare with. It waits as long, counted from
   the step before. A partial sum without any part says nothing of the time that a step takes, and
   counts as none.
-- No member may have a part in a step. Then they all wait too little: the fast members that they
-  knew have gone, or all have become slower. So what is known of the times is forgotten, and the
-  next step is waited for as at first. Otherwise the empty steps would follow each other faster than
-  any trainer is, for ever.
+- In a step without any part all members have waited too little: the fast ones that they knew have
+  gone, or all have become slower. So what is known of the times is forgotten, and the next step is
+  waited for as at first. Otherwise the empty steps would follow each other faster than any trainer
+  is, for ever.
 - A member does not wait in vain: it knows how long its trainer takes for a part. If even the
   shortest of these times is too long, it passes the partial sum on at once, and begins a step when
   the others are about ready. Otherwise the waits of slow members add up: each of them measures the
