@@ -15,6 +15,8 @@ from gossamer.protocol.limits import MIB
 from tests.node.rounds.test_ring_faults import PLAN, Lab, run_ring
 from tests.support import jumping_clock, memory_stream
 
+LONG = pytest.mark.long
+
 CHUNK_SECONDS = 3.4
 """Time of the slowest line for a chunk: 4 MiB, the largest, on 10 Mbit/s."""
 SCALE = 4 * MIB // (PLAN.chunk_elements * 4)
@@ -23,7 +25,10 @@ SIZES = [(frames, "PIECE_BYTES"), (memory_stream, "PIECE_BYTES"), (memory_stream
 SLOWEST = PLAN.chunk_elements * 4 / CHUNK_SECONDS
 
 
-@pytest.mark.parametrize(("num_members", "place"), [(4, 0), (4, 2), (6, 1)])
+@pytest.mark.parametrize(
+    ("num_members", "place"),
+    [(4, 0), pytest.param(4, 2, marks=LONG), pytest.param(6, 1, marks=LONG)],
+)
 def test_unequal_home_lines_lose_nobody_in_a_ring_of_minutes(
     num_members: int, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

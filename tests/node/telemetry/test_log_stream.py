@@ -21,19 +21,12 @@ import structlog
 from gossamer.node.telemetry.log_stream import WAITING_BYTES_MAX
 from gossamer.node.telemetry.logs import configure_logs
 
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
 SECONDS_MAX = 20.0
 """A writer that waits for its reader waits for ever."""
 
 PIPE_BYTES = 4096
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
 
 
 @pytest.fixture

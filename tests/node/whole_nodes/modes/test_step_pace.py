@@ -16,7 +16,7 @@ STEPS = 8
 """Inner steps of a round in this world."""
 
 
-@pytest.mark.parametrize("step_chunks", [1, 3])
+@pytest.mark.parametrize("step_chunks", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_members_go_on_at_their_own_pace_when_the_fast_one_has_gone(
     tmp_path: Path, step_chunks: int
 ) -> None:
